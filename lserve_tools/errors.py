@@ -1,0 +1,83 @@
+"""Every error that a user can meet, each with the fields that its message is made of.
+
+A message says what is wrong, where, and the command that mends it. The command line prints the message alone and
+leaves with `exit_code`; anything that is not an `LServeError` is a bug and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class LServeError(Exception):
+    """Base of all known errors.
+
+    Args:
+        message: what is wrong and where, one sentence.
+        cure: what to do about it; printed after the message.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, cure: str = "") -> None:
+        self.message = message
+        self.cure = cure
+        super().__init__(f"{message} {cure}".strip())
+
+
+class UsageError(LServeError):
+    """Raised when options or inputs cannot be used as they are given; nothing was started."""
+
+    exit_code = 2
+
+
+class ModelError(LServeError):
+    """Raised when a model cannot be found, read or run by this engine."""
+
+
+class DocumentError(LServeError):
+    """Raised when one document cannot be read; `path` is the document as the user named it."""
+
+    def __init__(self, path: str | Path, message: str, *, cure: str = "") -> None:
+        self.path = str(path)
+        super().__init__(f"{path}: {message}", cure=cure)
+
+
+class ProfileError(LServeError):
+    """Raised when a head profile cannot be read or does not fit the model or the cache."""
+
+
+class CacheError(LServeError):
+    """Raised when a cache folder is missing, unreadable or of another format."""
+
+
+class CacheMismatchError(CacheError):
+    """Raised when a cache was built with something else than what is asked for now.
+
+    Args:
+        field: what differs, such as `model` or `codec`.
+        cached: its value in the cache.
+        wanted: its value now.
+    """
+
+    exit_code = 2
+
+    def __init__(self, field: str, cached: str, wanted: str, *, cure: str = "") -> None:
+        self.field, self.cached, self.wanted = field, cached, wanted
+        super().__init__(f"the cache was built with {field} {cached}, not {wanted}.", cure=cure)
+
+
+class CorruptShardError(CacheError):
+    """Raised when bytes of a shard are not those that were written; `shard` is its file, `where` the place in it."""
+
+    def __init__(self, shard: str | Path, where: str, reason: str) -> None:
+        self.shard, self.where = str(shard), where
+        super().__init__(f"{shard}: {where} is damaged ({reason}).", cure="Run build-cache again to rebuild it.")
+
+
+class CapacityError(LServeError):
+    """Raised for a request that can never be admitted; both numbers are tokens."""
+
+    def __init__(self, needed: int, available: int, what: str, *, cure: str = "") -> None:
+        self.needed, self.available = needed, available
+        super().__init__(f"needs {needed} tokens of {what}, and there are {available}.", cure=cure)
