@@ -1,0 +1,45 @@
+"""Where the bytes of a page lie: the one place that knows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PageLayout:
+    """Shape of the KV pages of one layer and one kind of head.
+
+    Heads are outermost, so that pages which follow each other are one `[tokens, D]` block of every head: plain views
+    for the torch twins, and a single head stride for kernels. A token's slot is `page * page_size + offset`.
+
+    Args:
+        page_size: tokens of a physical page.
+        head_dim: width of a key and of a value.
+        dtype: of keys and values.
+    """
+
+    page_size: int
+    head_dim: int
+    dtype: torch.dtype
+
+    def bytes_per_page(self, num_heads: int) -> int:
+        """Bytes of keys and values of one page for `num_heads` heads."""
+        return 2 * num_heads * self.page_size * self.head_dim * self.dtype.itemsize
+
+    def allocate(self, num_heads: int, num_pages: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Key and value pages, each `[num_heads, num_pages, page_size, head_dim]`, uninitialised."""
+        shape = (num_heads, num_pages, self.page_size, self.head_dim)
+        return torch.empty(shape, dtype=self.dtype, device=device), torch.empty(shape, dtype=self.dtype, device=device)
+
+    def num_pages(self, num_tokens: int) -> int:
+        """Pages that hold `num_tokens` tokens."""
+        return -(-num_tokens // self.page_size)
+
+
+def slots(pages: Tensor) -> Tensor:
+    """View pages `[H, P, page_size, D]` as slots `[H, P * page_size, D]`."""
+    heads, count, size, width = pages.shape
+    return pages.view(heads, count * size, width)

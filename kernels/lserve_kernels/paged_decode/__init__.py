@@ -1,0 +1,1 @@
+"""Attention of packed queries to keys that lie in pages."""
