@@ -43,6 +43,10 @@ class DocumentError(LServeError):
         super().__init__(f"{path}: {message}", cure=cure)
 
 
+class NotTextError(DocumentError):
+    """Raised for a file that holds no text (binary, empty): it is left out, which is no failure."""
+
+
 class ProfileError(LServeError):
     """Raised when a head profile cannot be read or does not fit the model or the cache."""
 

@@ -21,7 +21,9 @@ class Segment:
 
     def __post_init__(self) -> None:
         if sum(self.chunks) != len(self.token_ids) or 0 in self.chunks:
-            raise ValueError(f"chunks of {self.name} must be positive and add up to {len(self.token_ids)}: {self.chunks}")
+            raise ValueError(
+                f"chunks of {self.name} must be positive and add up to {len(self.token_ids)}: {self.chunks}"
+            )
 
     @classmethod
     def of(cls, name: str, token_ids: list[int] | tuple[int, ...]) -> Segment:
