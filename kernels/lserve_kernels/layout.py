@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from dataclasses import dataclass
 
 import torch
@@ -30,9 +31,21 @@ class PageLayout:
         return 2 * num_heads * self.page_size * self.head_dim * self.dtype.itemsize
 
     def allocate(self, num_heads: int, num_pages: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Key and value pages, each `[num_heads, num_pages, page_size, head_dim]`, uninitialised."""
+        """Key and value pages, each `[num_heads, num_pages, page_size, head_dim]`, all zero.
+
+        Zero, because a slot without a token is hidden by a bias, and no bias hides a NaN. On a CPU the memory is taken
+        from the system page by page as it is written.
+        """
         shape = (num_heads, num_pages, self.page_size, self.head_dim)
-        return torch.empty(shape, dtype=self.dtype, device=device), torch.empty(shape, dtype=self.dtype, device=device)
+        return self._zeros(shape, device), self._zeros(shape, device)
+
+    def _zeros(self, shape: tuple[int, ...], device: torch.device) -> Tensor:
+        num_bytes = self.dtype.itemsize
+        for size in shape:
+            num_bytes *= size
+        if device.type != "cpu" or num_bytes == 0:
+            return torch.zeros(shape, dtype=self.dtype, device=device)
+        return torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=self.dtype).view(shape)
 
     def num_pages(self, num_tokens: int) -> int:
         """Pages that hold `num_tokens` tokens."""

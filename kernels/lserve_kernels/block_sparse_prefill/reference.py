@@ -81,7 +81,15 @@ def band_mask(
 
 
 def streaming_attention(
-    query: Tensor, key: Tensor, value: Tensor, sink_key: Tensor, sink_value: Tensor, mask: BandMask, *, scale: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sink_key: Tensor,
+    sink_value: Tensor,
+    mask: BandMask,
+    *,
+    scale: float,
+    softcap: float | None = None,
 ) -> Partial:
     """Attend a chunk under the Λ mask.
 
@@ -101,11 +109,13 @@ def streaming_attention(
         for x in (key, value)
     ]  # [H, blocks, width, D]: overlapping views of one buffer
     padded = torch.nn.functional.pad(query, (0, 0, 0, padding)).unflatten(2, (blocks, _BLOCK))
-    part = attend(padded.transpose(1, 2).flatten(2, 3), spans[0], spans[1], scale, mask.band)
+    part = attend(padded.transpose(1, 2).flatten(2, 3), spans[0], spans[1], scale, mask.band, softcap=softcap)
     out = part.out.unflatten(2, (group, _BLOCK)).transpose(1, 2).flatten(2, 3)[:, :, :length].contiguous()
     lse = part.lse.unflatten(2, (group, _BLOCK)).transpose(1, 2).flatten(2, 3)[:, :, :length].contiguous()
     total = Partial(out, lse)
     if mask.sink is not None:
-        sinks = attend(query.flatten(1, 2)[None], sink_key[None], sink_value[None], scale, mask.sink)
-        merge_into(total, Partial(sinks.out[0].view(out.shape), sinks.lse[0].view(lse.shape)))
+        sinks = attend(query.flatten(1, 2)[None], sink_key[None], sink_value[None], scale, mask.sink, softcap=softcap)
+        merge_into(
+            total, Partial(sinks.out[0].unflatten(1, (group, length)), sinks.lse[0].unflatten(1, (group, length)))
+        )
     return total

@@ -72,7 +72,8 @@ def paged_attention(
         folded = query[:, :, rows].flatten(1, 2)[None]  # [1, H, G * R, D]: the group's heads read keys together
         keys, values = (_run_slots(pages, run)[None] for pages in (key_pages, value_pages))
         part = attend(folded, keys, values, scale, run.bias, softcap=softcap)
-        merge_into(Partial(out, lse), Partial(part.out[0].view(out.shape), part.lse[0].view(lse.shape)))
+        shape = out.shape[1:3]
+        merge_into(Partial(out, lse), Partial(part.out[0].unflatten(1, shape), part.lse[0].unflatten(1, shape)))
     for runs in own:
         part = _attend_own(query, key_pages, value_pages, runs, scale, softcap)
         rows_total = Partial(total.out[:, :, runs.rows], total.lse[:, :, runs.rows])

@@ -1,0 +1,199 @@
+"""The engine as its users see it: requests in, completions out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from lserve_kernels import PageLayout
+from torch import Tensor
+
+from lserve_tools.engine.contexts import ContextNode, ContextTree
+from lserve_tools.engine.layers import split_heads
+from lserve_tools.engine.memory import KVMemory, default_budget
+from lserve_tools.engine.runner import Runner
+from lserve_tools.engine.sampling import find_stop, sample, uniform
+from lserve_tools.engine.scheduler import Scheduler, node_work
+from lserve_tools.engine.sequence import Completion, Request
+from lserve_tools.engine.sequence import Sequence as Running
+from lserve_tools.engine.source import ChunkSource
+from lserve_tools.errors import CapacityError, LServeError
+from lserve_tools.heads.profile import HeadProfile
+from lserve_tools.models.load import LoadedModel
+from lserve_tools.models.rope import Rope
+from lserve_tools.text.segments import Segment
+
+ChunkCapture = Callable[[int, int, int, Tensor, Tensor], None]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """How much the engine does at a time.
+
+    Args:
+        max_num_seqs: sequences that are answered at a time.
+        max_num_batched_tokens: tokens that one step computes.
+        max_model_len: longest prompt plus answer, in tokens; None takes the model's.
+        kv_memory: bytes for KV pages; None takes half of the memory that is free.
+        page_size: tokens of a page.
+        seed: of requests that bring none.
+    """
+
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 2048
+    max_model_len: int | None = None
+    kv_memory: int | None = None
+    page_size: int = 64
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "page_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+
+
+class LLM:
+    """Answers batches of requests, sharing what their prompts have in common.
+
+    Args:
+        loaded: the model.
+        options: how much is done at a time.
+        profile: which heads stream; None lets all of them retrieve.
+        source: stored chunk KV; None computes everything.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        *,
+        options: EngineOptions | None = None,
+        profile: HeadProfile | None = None,
+        source: ChunkSource | None = None,
+    ) -> None:
+        self._loaded = loaded
+        self._options = options or EngineOptions()
+        spec = loaded.spec
+        self.max_model_len = min(self._options.max_model_len or spec.max_positions, spec.max_positions)
+        layers = split_heads(spec, profile, self.max_model_len, loaded.device)
+        layout = PageLayout(self._options.page_size, spec.head_dim, loaded.dtype)
+        budget = self._options.kv_memory or default_budget(loaded.device)
+        owners = 2 * self._options.max_num_seqs + 16
+        self._memory = KVMemory(layers, layout, budget, owners, loaded.device)
+        self._tree = ContextTree(self._memory, source.root_key if source else b"")
+        self.rope = Rope(loaded.model)
+        self._runner = Runner(loaded, self._memory)
+        self._scheduler = Scheduler(
+            self._memory,
+            self._tree,
+            source,
+            self.rope,
+            max_num_seqs=self._options.max_num_seqs,
+            max_num_batched_tokens=self._options.max_num_batched_tokens,
+        )
+
+    @property
+    def warnings(self) -> list[str]:
+        """What went wrong without stopping a run, such as damaged chunks that were computed instead."""
+        return self._scheduler.warnings
+
+    def generate(self, requests: Iterable[Request]) -> Iterator[Completion]:
+        """Answer `requests`, each as soon as it is done. A request that cannot be answered gives an error completion."""
+        submitted = time.perf_counter()
+        sequences = []
+        for request in requests:
+            try:
+                sequences.append(Running(request, self._room(request), submitted))
+            except CapacityError as error:
+                yield _failed(request, error)
+        self._scheduler.add(sequences)
+        while self._scheduler.waiting or self._scheduler.running:
+            for sequence, error in self._scheduler.admit():
+                yield _failed(sequence.request, error)
+            if self._scheduler.running:
+                yield from self._step()
+
+    def prefill(self, segments: Sequence[Segment], capture: ChunkCapture) -> None:
+        """Compute a context chunk by chunk and hand over what is new of it.
+
+        Args:
+            segments: the prefix first.
+            capture: called with (index of the segment, index of the chunk, layer, keys `[Hkv, T, D]` after RoPE,
+                values `[Hkv, T, D]`) for every chunk that was not in memory yet.
+
+        Raises:
+            CapacityError: if the context does not fit into memory.
+        """
+        path = self._scheduler.open_context(tuple(segments), ())
+        if path is None:
+            raise RuntimeError("prefill while sequences are running")
+        try:
+            for index, node in enumerate(path):
+                self._fill(index, node, capture)
+        finally:
+            self._tree.release(path)
+
+    def _fill(self, index: int, node: ContextNode, capture: ChunkCapture) -> None:
+        while not node.filled:
+            chunk = node.next_chunk()
+            work = node_work(node, most=len(node.segment.token_ids))
+            self._runner.run([work], capture=lambda layer, k, v, at=chunk: capture(index, at, layer, k, v))  # type: ignore[misc]
+            node.num_filled += work.length
+
+    def _room(self, request: Request) -> int:
+        """Tokens that the answer may have: what was asked for, cut to what the model can still hold."""
+        left = self.max_model_len - request.num_prompt_tokens
+        if left < 1:
+            raise CapacityError(
+                request.num_prompt_tokens + 1, self.max_model_len, "context", cure="Name fewer or shorter documents."
+            )
+        return min(request.sampling.max_tokens, left)
+
+    def _step(self) -> Iterator[Completion]:
+        work = self._scheduler.next_work()
+        answering = [
+            (item, owner)
+            for item, owner in work
+            if isinstance(owner, Running) and item.first + item.length == len(owner.tail)
+        ]
+        logits = self._runner.run([item for item, _ in work], [item for item, _ in answering])
+        for item, owner in work:
+            owner.num_filled += item.length
+        if answering:
+            yield from self._advance([owner for _, owner in answering], logits)
+
+    def _advance(self, sequences: list[Running], logits: Tensor) -> Iterator[Completion]:
+        """Give each sequence its next token and complete those that are done."""
+        params = [s.request.sampling for s in sequences]
+        draws = [
+            uniform(p.seed if p.seed is not None else self._options.seed, s.request.id, len(s.token_ids))
+            for s, p in zip(sequences, params, strict=True)
+        ]
+        for sequence, token in zip(sequences, sample(logits, params, draws), strict=True):
+            sequence.add_token(token)
+            completion = self._completed(sequence)
+            if completion is not None:
+                self._scheduler.finish(sequence)
+                yield completion
+
+    def _completed(self, sequence: Running) -> Completion | None:
+        tokens = sequence.token_ids
+        if tokens[-1] in self._loaded.spec.eos_token_ids:
+            return sequence.complete(self._text(tokens[:-1]), tokens[:-1], "stop")
+        stop = sequence.request.sampling.stop
+        if stop:
+            text = self._text(tokens)
+            at = find_stop(text, stop)
+            if at is not None:
+                return sequence.complete(text[:at], tokens, "stop")
+        if len(tokens) >= sequence.max_tokens:
+            return sequence.complete(self._text(tokens), tokens, "length")
+        return None
+
+    def _text(self, tokens: list[int]) -> str:
+        text: str = self._loaded.tokenizer.decode(tokens, skip_special_tokens=True)
+        return text
+
+
+def _failed(request: Request, error: LServeError) -> Completion:
+    return Completion(request.id, "", (), "error", request.num_prompt_tokens, error=error)

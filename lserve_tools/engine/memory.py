@@ -1,0 +1,139 @@
+"""The KV pages of all layers, and the two pools that hand them out."""
+
+from __future__ import annotations
+
+import psutil
+import torch
+from lserve_kernels import PageLayout, slots
+from torch import Tensor
+
+from lserve_tools.engine.layers import LayerHeads
+from lserve_tools.engine.pages import PagePool
+from lserve_tools.engine.source import StoredChunk, StoredLayer
+from lserve_tools.engine.tables import PageTable, StreamingTable
+from lserve_tools.errors import UsageError
+from lserve_tools.models.rope import Rope
+
+_MAX_PAGES = 1 << 20  # where no layer has heads of a kind, pages of it cost nothing
+
+
+class KVMemory:
+    """Key and value pages of every layer, kept apart for retrieval and streaming heads.
+
+    Args:
+        layers: kind of each layer's heads.
+        layout: of a page.
+        budget: bytes for all pages.
+        owners: contexts and sequences that hold streaming pages at a time, at most.
+        device: where pages lie.
+    """
+
+    def __init__(
+        self, layers: list[LayerHeads], layout: PageLayout, budget: int, owners: int, device: torch.device
+    ) -> None:
+        self.layers, self.layout = layers, layout
+        self.sink = max((heads.sink for heads in layers if len(heads.streaming)), default=0)
+        self.recent = max((heads.recent for heads in layers if len(heads.streaming)), default=0)
+        retrieval = sum(layout.bytes_per_page(len(heads.retrieval)) for heads in layers)
+        streaming = sum(layout.bytes_per_page(len(heads.streaming)) for heads in layers)
+        num_streaming = 0
+        if streaming:
+            most = budget // streaming if not retrieval else budget // (2 * streaming)
+            num_streaming = most if not retrieval else min(most, owners * self.streaming_reserve)
+        left = budget - num_streaming * streaming
+        self.retrieval_pool = PagePool(min(left // retrieval, _MAX_PAGES) if retrieval else _MAX_PAGES)
+        self.streaming_pool = PagePool(min(num_streaming, _MAX_PAGES))
+        if retrieval and not self.retrieval_pool.num_pages or streaming and num_streaming < self.streaming_reserve:
+            raise UsageError(
+                f"{budget / 1e6:.0f} MB of KV memory hold no page of {layout.page_size} tokens with its windows.",
+                cure="Give more with --kv-memory.",
+            )
+        self._retrieval = [
+            layout.allocate(len(heads.retrieval), self.retrieval_pool.num_pages if len(heads.retrieval) else 0, device)
+            for heads in layers
+        ]
+        self._streaming = [
+            layout.allocate(len(heads.streaming), self.streaming_pool.num_pages if len(heads.streaming) else 0, device)
+            for heads in layers
+        ]
+
+    @property
+    def has_streaming(self) -> bool:
+        """Whether any layer has streaming heads."""
+        return self.recent > 0
+
+    @property
+    def streaming_reserve(self) -> int:
+        """Streaming pages that one owner holds at most: two windows while a chunk is written, and its sink."""
+        if not self.has_streaming:
+            return 0
+        return 2 * (self.layout.num_pages(self.recent) + 1) + self.layout.num_pages(self.sink) + 1
+
+    def new_table(self, chunks: tuple[int, ...]) -> PageTable:
+        """A table for retrieval heads with room for `chunks`."""
+        return PageTable(self.retrieval_pool, chunks, self.layout.page_size)
+
+    def new_streaming_table(self) -> StreamingTable:
+        """An empty table for streaming heads."""
+        return StreamingTable(self.streaming_pool, self.sink, self.recent, self.layout.page_size)
+
+    def retrieval_pages(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Key and value pages of a layer's retrieval heads, `[Hr, P, page_size, D]`."""
+        return self._retrieval[layer]
+
+    def streaming_pages(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Key and value pages of a layer's streaming heads, `[Hs, P, page_size, D]`."""
+        return self._streaming[layer]
+
+    def load(self, layer: int, record: StoredChunk, stored: StoredLayer, places: ChunkPlaces, rope: Rope) -> None:
+        """Write one layer of a stored chunk into its pages, rotated to where it stands."""
+        heads = self.layers[layer]
+        if len(heads.retrieval):
+            keys = stored.keys if record.rotated else rope.rotate(layer, stored.keys, places.positions)
+            _put(self._retrieval[layer], places.slots, keys, stored.values)
+        if len(heads.streaming) and len(places.streaming_slots):
+            keys = stored.streaming_keys[:, places.streaming_tokens]
+            if not record.rotated:
+                keys = rope.rotate(layer, keys, places.streaming_positions)
+            values = stored.streaming_values[:, places.streaming_tokens]
+            _put(self._streaming[layer], places.streaming_slots, keys, values)
+
+
+class ChunkPlaces:
+    """Where the tokens of a stored chunk go.
+
+    Args:
+        first: the position of the chunk's first token.
+        slots: slots of its tokens for retrieval heads.
+        tokens: for streaming heads: which of the stored streaming tokens are wanted.
+        positions: and their positions.
+        streaming_slots: and their slots.
+    """
+
+    def __init__(
+        self, first: int, slots: list[int], tokens: list[int], positions: list[int], streaming_slots: list[int]
+    ) -> None:
+        self.positions = torch.arange(first, first + len(slots))
+        self.slots = _as_index(slots)
+        self.streaming_tokens = torch.tensor(tokens, dtype=torch.int64)
+        self.streaming_positions = torch.tensor(positions, dtype=torch.int64)
+        self.streaming_slots = torch.tensor(streaming_slots, dtype=torch.int64)
+
+
+def default_budget(device: torch.device) -> int:
+    """Bytes for KV pages when none are named: half of the memory that is free now."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0] // 2
+    return int(psutil.virtual_memory().available // 2)
+
+
+def _as_index(places: list[int]) -> slice | Tensor:
+    """A slice where the slots follow each other, which copies faster than an index."""
+    if places and places[-1] - places[0] == len(places) - 1 and places == sorted(places):
+        return slice(places[0], places[-1] + 1)
+    return torch.tensor(places, dtype=torch.int64)
+
+
+def _put(pages: tuple[Tensor, Tensor], places: slice | Tensor, keys: Tensor, values: Tensor) -> None:
+    for target, source in zip(pages, (keys, values), strict=True):
+        slots(target)[:, places] = source.to(target.dtype)
