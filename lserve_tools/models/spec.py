@@ -55,7 +55,9 @@ class ModelSpec:
             )
         shapes = {(c.query.shape[0], c.key.shape[0], c.key.shape[-1], c.value.shape[-1]) for c in calls.values()}
         if len(shapes) > 1 or next(iter(shapes))[2] != next(iter(shapes))[3]:
-            raise ModelError(f"{config.model_type}: layers of unequal head counts or widths {sorted(shapes)} cannot run.")
+            raise ModelError(
+                f"{config.model_type}: layers of unequal head counts or widths {sorted(shapes)} cannot run."
+            )
         first = calls[0]
         return cls(
             num_layers=expected,
