@@ -107,12 +107,12 @@ class _Adding:
         self._inner = inner
         self.chat_template, self.bos_token_id = None, inner.bos_token_id
 
-    def __call__(self, text: str, add_special_tokens: bool = True, **kwargs: Any) -> dict[str, list[int]]:
-        ids = self._inner(text, add_special_tokens=False, **kwargs)["input_ids"]
+    def __call__(self, text: Any, *args: Any, add_special_tokens: bool = True, **kwargs: Any) -> Any:
+        ids = self._inner(text, *args, add_special_tokens=False, **kwargs)["input_ids"]
         return {"input_ids": [self.bos_token_id, *ids] if add_special_tokens else ids}
 
-    def decode(self, ids: Any, **kwargs: Any) -> str:
-        return str(self._inner.decode(ids, **kwargs))
+    def decode(self, token_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._inner.decode(token_ids, *args, **kwargs)
 
-    def apply_chat_template(self, conversation: Any, **kwargs: Any) -> Any:
+    def apply_chat_template(self, conversation: Any, *args: Any, **kwargs: Any) -> Any:
         raise AssertionError("there is no template")
