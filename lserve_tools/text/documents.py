@@ -59,7 +59,7 @@ def find_documents(root: Path, *, exclude: Sequence[Path] = ()) -> tuple[list[Do
     errors: list[DocumentError] = []
     for path, name in _walk(root, [folder.resolve() for folder in exclude]):
         try:
-            documents.append(_read(path, name))
+            documents.append(read_document(path, name))
         except DocumentError as error:
             errors.append(error)
     if not documents:
@@ -89,7 +89,12 @@ def _walk(root: Path, excluded: list[Path]) -> Iterator[tuple[Path, str]]:
     yield from sorted(found, key=lambda item: item[1])
 
 
-def _read(path: Path, name: str) -> Document:
+def read_document(path: Path, name: str) -> Document:
+    """Read one file that prompts call `name`.
+
+    Raises:
+        DocumentError: if it cannot be read as UTF-8 text; `NotTextError` if it holds no text.
+    """
     shown = os.fsencode(name).decode("utf-8", errors="replace")
     if shown != name:
         raise DocumentError(shown, "the file's name is not UTF-8.", cure="Rename it.")
