@@ -1,0 +1,5 @@
+"""`python -m lserve_tools` is the command `lserve-tools`."""
+
+from lserve_tools.cli.main import main
+
+main()
