@@ -37,6 +37,18 @@ def default_output(batch: Path) -> Path:
     return batch.with_name(f"{batch.stem}.results.jsonl")
 
 
+def check_output(path: Path, overwrite: bool) -> None:
+    """Refuse, before any work is done, an output that `ResultWriter` would refuse.
+
+    Raises:
+        UsageError: if the file exists and may not be replaced.
+    """
+    if path.is_dir():
+        raise UsageError(f"{path}: is a folder.", cure="Name a file with -o.")
+    if path != STDOUT and path.exists() and not overwrite:
+        raise _exists(path)
+
+
 class ResultWriter:
     """Writes one line per request, in the order in which they come.
 
@@ -112,10 +124,13 @@ def _open(path: Path, overwrite: bool) -> IO[bytes]:
         path.parent.mkdir(parents=True, exist_ok=True)
         return path.open("wb" if overwrite else "xb")
     except FileExistsError:
-        cure = "Name another file with -o, or replace it with --overwrite."
-        raise UsageError(f"{path}: exists already.", cure=cure) from None
+        raise _exists(path) from None
     except OSError as error:
         raise UsageError(f"{path}: cannot be written ({error.strerror}).") from None
+
+
+def _exists(path: Path) -> UsageError:
+    return UsageError(f"{path}: exists already.", cure="Name another file with -o, or replace it with --overwrite.")
 
 
 def _usage(completion: Completion, account: ReadingAccount) -> Usage:

@@ -1,0 +1,177 @@
+"""Answering a batch file: read all of it, plan all of it, then load the model and write each answer as it comes."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import psutil
+
+from lserve_tools.batch.plan import PlannedLine, Planner, answer_found
+from lserve_tools.batch.reader import Batch, read_batch
+from lserve_tools.batch.setup import ModelChoice, Setup, open_setup
+from lserve_tools.batch.writer import ResultFormat, ResultWriter, check_output, default_output
+from lserve_tools.engine.llm import LLM, EngineOptions
+from lserve_tools.engine.sampling import SamplingParams
+from lserve_tools.engine.sequence import Completion, Request
+from lserve_tools.errors import CapacityError, LServeError
+from lserve_tools.schema import ReadingAccount, RunSummary, TokenAccount
+
+Talk = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What `run` is told.
+
+    Args:
+        cache: folder of the cache.
+        use_cache: whether KV is taken from it.
+        heads: a head profile, or None for the cache's.
+        output: the results, or None for the file beside the batch.
+        sampling: for what a line leaves open.
+    """
+
+    batch: Path
+    cache: Path
+    use_cache: bool = True
+    heads: Path | None = None
+    model: ModelChoice = field(default_factory=ModelChoice)
+    output: Path | None = None
+    result_format: ResultFormat = "openai"
+    overwrite: bool = False
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    engine: EngineOptions = field(default_factory=EngineOptions)
+
+
+class Engine(Protocol):
+    """What a run needs of `LLM`."""
+
+    @property
+    def warnings(self) -> list[str]: ...
+
+    def generate(self, requests: Iterable[Request]) -> Iterator[Completion]: ...
+
+
+def run_batch(options: RunOptions, talk: Talk) -> RunSummary:
+    """Answer every line of a batch file.
+
+    Args:
+        talk: takes one line of what a user should know while it runs.
+
+    Raises:
+        UsageError: if nothing can be started with these options; nothing was written then.
+    """
+    output = options.output or default_output(options.batch)
+    check_output(output, options.overwrite)
+    batch = read_batch(options.batch)
+    setup = open_setup(options.model, options.cache, options.heads, options.use_cache, folder=options.batch.parent)
+    cached = setup.source is not None
+    planner = Planner(setup.library, setup.tokenizer, setup.prompt, options.sampling, cached=cached)
+    planned = planner.plan(batch)
+    summary = RunSummary(
+        output=str(output),
+        model=setup.model.name,
+        cache=str(options.cache) if cached else None,
+        lines=len(planned) + len(batch.bad),
+    )
+    started = time.perf_counter()
+    engine = _load(setup, options.engine) if planned else None
+    summary.load_seconds = time.perf_counter() - started
+    form = options.result_format
+    with ResultWriter(output, model=setup.model.name, result_format=form, overwrite=options.overwrite) as writer:
+        run = _Run(summary, writer, talk)
+        run.warn(planner.warnings)
+        run.fail_all(batch)
+        if engine is not None:
+            run.answer(engine, planned)
+    summary.peak_rss_bytes = peak_rss_bytes()
+    return summary
+
+
+def peak_rss_bytes() -> int:
+    """Largest resident memory of this process so far."""
+    if sys.platform == "win32":
+        return int(psutil.Process().memory_info().peak_wset)
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _load(setup: Setup, engine: EngineOptions) -> LLM:
+    return LLM(setup.load_model(), options=engine, profile=setup.profile, source=setup.source)
+
+
+class _Run:
+    """One run's results on their way to file and summary."""
+
+    def __init__(self, summary: RunSummary, writer: ResultWriter, talk: Talk) -> None:
+        self._summary, self._writer, self._talk = summary, writer, talk
+
+    def warn(self, warnings: Iterable[str]) -> None:
+        """Say and keep each warning."""
+        for warning in warnings:
+            self._summary.warnings.append(warning)
+            self._talk(f"Warning: {warning}")
+
+    def fail_all(self, batch: Batch) -> None:
+        """Write the lines that cannot be asked."""
+        for bad in batch.bad:
+            self._fail(bad.id, bad.code, bad.message)
+        self._summary.bad_lines = len(batch.bad)
+
+    def answer(self, engine: Engine, planned: list[PlannedLine]) -> None:
+        """Ask all planned lines and write each answer as it comes."""
+        lines = {p.line.id: p for p in planned}
+        self._summary.other_system = sum(p.other_system for p in planned)
+        if self._summary.other_system:
+            self.warn(
+                [f"{self._summary.other_system} lines have another system text than the cache: computed without it."]
+            )
+        told = len(engine.warnings)
+        started = time.perf_counter()
+        for completion in engine.generate([p.request for p in planned]):
+            self.warn(engine.warnings[told:])
+            told = len(engine.warnings)
+            self._take(lines[completion.id], completion)
+        self._summary.seconds = time.perf_counter() - started
+        self._summary.tokens_per_second = self._summary.completion_tokens / max(self._summary.seconds, 1e-9)
+
+    def _take(self, planned: PlannedLine, completion: Completion) -> None:
+        if completion.error is not None:
+            self._fail(completion.id, *_describe(planned, completion.error))
+            return
+        summary = self._summary
+        tokens = TokenAccount(exact=completion.exact_tokens, computed=completion.computed_tokens)
+        found = answer_found(planned.line, completion.text)
+        account = ReadingAccount(
+            documents=list(planned.documents), tokens=tokens, note=planned.note, answer_found=found
+        )
+        self._writer.write_answer(completion, account)
+        summary.answered += 1
+        summary.prompt_tokens += completion.prompt_tokens
+        summary.completion_tokens += len(completion.token_ids)
+        summary.tokens.exact += tokens.exact
+        summary.tokens.computed += tokens.computed
+        summary.answers_expected += found is not None
+        summary.answers_found += bool(found)
+
+    def _fail(self, line_id: str, code: str, message: str) -> None:
+        self._writer.write_failure(line_id, code, message)
+        self._summary.failed += 1
+        self._talk(f"Error: {message}")
+
+
+def _describe(planned: PlannedLine, error: LServeError) -> tuple[str, str]:
+    """Code and message of a line that the engine refused."""
+    if not isinstance(error, CapacityError):
+        return "engine_error", f"{planned.place}: {error}"
+    if planned.whole:
+        what = f"the whole cache ({len(planned.documents)} documents) {error.message}"
+        return "context_too_long", f'{planned.place}: {what} Name some of them with "documents".'
+    return "context_too_long", f"{planned.place}: the prompt {error}"
