@@ -30,8 +30,8 @@ def _seeds() -> None:
 
 
 @pytest.fixture(scope="session")
-def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A folder of a tiny model of a family; one a session, so do not write to it."""
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """A function from a family to the folder of a tiny model; one a session, so do not write to it."""
     made: dict[str, Path] = {}
 
     def folder(family: str = "llama") -> Path:
@@ -43,6 +43,6 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
 
 
 @pytest.fixture(scope="session")
-def tiny_llama(tiny_folder: Callable[[str], Path]) -> Path:
+def tiny_llama(tiny_folder: Callable[..., Path]) -> Path:
     """The folder of a tiny Llama."""
     return tiny_folder("llama")
