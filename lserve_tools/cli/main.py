@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from lserve_tools import __version__, env
+from lserve_tools.cli import build_cache, run
 from lserve_tools.cli.errors import explain
 from lserve_tools.cli.output import print_data, print_error
 
@@ -38,6 +39,10 @@ def lserve_tools(
 
     In this order: profile-heads finds the heads that retrieve, build-cache reads the documents, run answers a batch.
     """
+
+
+app.command("build-cache")(build_cache.command)
+app.command("run")(run.command)
 
 
 def main(arguments: list[str] | None = None) -> None:
