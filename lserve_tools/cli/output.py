@@ -16,6 +16,9 @@ from lserve_tools.errors import UsageError
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
+_HANDLER = logging.StreamHandler()
+_HANDLER.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+
 
 @dataclass(frozen=True, slots=True)
 class Output:
@@ -96,8 +99,5 @@ def _set_up_logging(level: int) -> None:
     logger = logging.getLogger("lserve_tools")
     logger.setLevel(level)
     logger.propagate = False
-    if not logger.handlers:
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
-        logger.addHandler(handler)
+    logger.addHandler(_HANDLER)  # the same object is added once only
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "info" if level <= logging.DEBUG else "error")
