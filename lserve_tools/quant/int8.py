@@ -1,7 +1,7 @@
 """`int8`: keys per channel in groups of 64 tokens, before RoPE; values per token.
 
-Both are asymmetric: a number is `centre + code * step` with `code` in −128 … 127, so that the least number has the least
-code and the greatest the greatest, and no intermediate is larger than the numbers themselves. Centre and step are
+Both are asymmetric: a number is `centre + code * step` with `code` in −128 … 127, so that the least number has the
+least code and the greatest the greatest, and no intermediate is larger than the numbers themselves. Centre and step are
 float32, which holds whatever a key may be.
 """
 
