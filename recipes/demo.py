@@ -24,7 +24,14 @@ PLACES = (
     "Ravenna", "Tromso", "Cuenca", "Dunedin", "Galway", "Hobart", "Izmir", "Jaipur", "Kaunas", "Lucerne",
     "Mombasa", "Nagoya", "Odense", "Porto", "Quito", "Rijeka", "Savannah", "Tartu", "Uppsala", "Valencia",
 )  # fmt: skip
-DOCUMENTS, FACTS = 10, 10
+KINDS = (
+    (
+        "The access code of the {place} warehouse is {number}.",
+        "Which number is the access code of the {place} warehouse?",
+    ),
+    ("The number of the {place} locker is {number}.", "What is the number of the {place} locker?"),
+)
+FACTS = 10
 
 
 @dataclass(frozen=True)
@@ -60,13 +67,15 @@ def plant(folder: Path, seed: int) -> list[Fact]:
     rng = random.Random(seed)
     articles = paragraphs()
     facts = []
-    for place, title in zip(rng.sample(PLACES, FACTS), rng.sample(sorted(articles), DOCUMENTS), strict=True):
-        code = str(rng.randrange(10_000, 100_000))
-        texts = excerpt(articles[title], rng.randrange(200, 450), rng)
-        texts.insert(rng.randrange(1, len(texts) + 1), f"The access code of the {place} warehouse is {code}.")
+    chosen = zip(rng.sample(PLACES, FACTS), rng.sample(sorted(articles), FACTS), strict=True)
+    for count, (place, title) in enumerate(chosen):
+        sentence, question = KINDS[count % len(KINDS)]
+        number = str(rng.randrange(10_000, 100_000))
+        texts = excerpt(articles[title], rng.randrange(200, 380), rng)
+        texts.insert(rng.randrange(1, len(texts) + 1), sentence.format(place=place, number=number))
         name = f"{title.split('_')[0].lower()}.md"
         (folder / name).write_text("\n\n".join(texts) + "\n", encoding="utf-8")
-        facts.append(Fact(f"What is the access code of the {place} warehouse?", code, name))
+        facts.append(Fact(question.format(place=place), number, name))
     return facts
 
 
