@@ -22,7 +22,9 @@ from lserve_tools.schema import CACHE_FORMAT_VERSION
 
 PREFIX_PATH = ""  # of the entry that holds the prefix; no document has it
 _SCHEMA = """
-CREATE TABLE shards (name TEXT PRIMARY KEY, sha256 TEXT NOT NULL, bytes INTEGER NOT NULL);
+CREATE TABLE shards (
+    name TEXT PRIMARY KEY, sha256 TEXT NOT NULL, bytes INTEGER NOT NULL, chunk_bytes INTEGER NOT NULL
+);
 CREATE TABLE chunks (
     prefix_key BLOB PRIMARY KEY, content_key BLOB NOT NULL, token_ids BLOB NOT NULL, position INTEGER NOT NULL,
     rotated INTEGER NOT NULL, streaming_ranges TEXT NOT NULL, has_tail INTEGER NOT NULL,
@@ -127,7 +129,10 @@ class Index:
     def shards(self) -> dict[str, tuple[str, int]]:
         """Header digest and bytes of every shard by name."""
         with self._reading():
-            return {str(n): (str(s), int(b)) for n, s, b in self._rows("SELECT * FROM shards ORDER BY name")}
+            return {
+                str(n): (str(s), int(b))
+                for n, s, b in self._rows("SELECT name, sha256, bytes FROM shards ORDER BY name")
+            }
 
     def shard_sha256(self, name: str) -> str | None:
         """Header digest of a shard, or None if there is none of this name."""
@@ -152,6 +157,7 @@ class Index:
             f" WHERE path != '{PREFIX_PATH}'",
             "stored_tokens": f"SELECT sum(length(token_ids)) / 4 {living}",
             "chunk_bytes": f"SELECT sum(bytes) {living}",
+            "written_bytes": "SELECT sum(chunk_bytes) FROM shards",
             "bytes": "SELECT sum(bytes) FROM shards",
         }
         with self._reading():
@@ -160,8 +166,8 @@ class Index:
     def enter(self, shard: StoredShard, mtimes: Mapping[str, int]) -> None:
         """Enter a shard: its chunks and documents take the place of older ones."""
         with self._writing():
-            values = (shard.name, shard.sha256, shard.num_bytes)
-            self._connection.execute("INSERT OR REPLACE INTO shards VALUES (?, ?, ?)", values)
+            values = (shard.name, shard.sha256, shard.num_bytes, sum(shard.chunk_bytes))
+            self._connection.execute("INSERT OR REPLACE INTO shards VALUES (?, ?, ?, ?)", values)
             for number, chunk in enumerate(shard.contents.chunks):
                 ids = _pack_ids(shard.token_ids[number])
                 where = (shard.name, number, shard.chunk_bytes[number])

@@ -1,0 +1,115 @@
+"""`manifest.json`: reading, writing and comparing it, and the key that follows from it."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import fields
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from lserve_tools.cache.keys import RootIdentity
+from lserve_tools.cache.shard import TEMPORARY, sync_folder
+from lserve_tools.errors import CacheError, CacheMismatchError
+from lserve_tools.quant.kv import get_codec
+from lserve_tools.schema import CACHE_FORMAT_VERSION, Manifest
+
+MANIFEST = "manifest.json"
+_SHOWN = 60
+
+
+def root_identity(manifest: Manifest) -> RootIdentity:
+    """What the root key of a cache is the digest of."""
+    return RootIdentity(
+        model=manifest.model_fingerprint,
+        tokenizer=manifest.tokenizer_fingerprint,
+        dtype=manifest.dtype if get_codec(manifest.codec).lossless else None,
+        weight_quantization=manifest.weight_quantization,
+        rope=manifest.rope,
+        sink=manifest.sink,
+        recent=manifest.recent,
+        head_mask=manifest.head_mask,
+        streaming=manifest.streaming,
+        codec=manifest.codec,
+        format_version=manifest.format_version,
+        prefix_ids=manifest.prefix_ids,
+    )
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a cache.
+
+    Raises:
+        CacheError: if there is none, or it is damaged or of another format.
+    """
+    path = folder / MANIFEST
+    again = f"Build it again: `lserve-tools build-cache DOCS -o {folder} --overwrite`."
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        missing = "there is no such folder" if not folder.exists() else f"{MANIFEST} {_why(error)}"
+        make = f"Make a cache with `lserve-tools build-cache DOCS -o {folder}`."
+        raise CacheError(f"{folder} is not a cache: {missing}.", cure=make) from None
+    except UnicodeDecodeError:
+        raise CacheError(f"{path} is damaged (not UTF-8).", cure=again) from None
+    try:
+        version = json.loads(text)["format_version"]
+        if version != CACHE_FORMAT_VERSION:
+            wanted = f"this release reads version {CACHE_FORMAT_VERSION}"
+            raise CacheError(f"{path}: the cache has format version {version}, and {wanted}.", cure=again)
+        manifest = Manifest.model_validate_json(text)
+        get_codec(manifest.codec)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise CacheError(f"{path} is damaged ({f'{where}: ' if where else ''}{first['msg']}).", cure=again) from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise CacheError(f"{path} is damaged ({error}).", cure=again) from None
+    return manifest
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Put a manifest in its place, safe from power loss."""
+    path = folder / MANIFEST
+    temporary = path.with_suffix(TEMPORARY)
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(manifest.model_dump_json(indent=2) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    sync_folder(folder)
+
+
+def compare(cached: Manifest, wanted: Manifest, folder: Path) -> None:
+    """Make sure that KV of two manifests is the same.
+
+    Raises:
+        CacheMismatchError: naming the first field in which they differ.
+    """
+    before, now = root_identity(cached), root_identity(wanted)
+    for field in fields(RootIdentity):
+        if getattr(before, field.name) != getattr(now, field.name):
+            cure = f"Name another folder with -o, or replace the cache in {folder} with --overwrite."
+            name = field.name.replace("_", " ")
+            raise CacheMismatchError(name, _shown(cached, field.name), _shown(wanted, field.name), cure=cure)
+
+
+def _shown(manifest: Manifest, field: str) -> str:
+    """A field of the identity for people."""
+    match field:
+        case "model":
+            return f"{manifest.model} ({manifest.model_fingerprint[:12]})"
+        case "tokenizer":
+            return manifest.tokenizer_fingerprint[:12]
+        case "head_mask":
+            return manifest.head_profile or ("none" if manifest.head_mask is None else "another")
+        case "prefix_ids":
+            text = manifest.prefix_text
+            return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "…")
+        case _:
+            return str(getattr(manifest, field))
+
+
+def _why(error: OSError) -> str:
+    return "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
