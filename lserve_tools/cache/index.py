@@ -200,6 +200,12 @@ class Index:
         self.drop_documents(paths)
         return paths
 
+    def drop_shard(self, name: str) -> None:
+        """Take out a shard with its chunks."""
+        with self._writing():
+            self._connection.execute("DELETE FROM chunks WHERE shard = ?", (name,))
+            self._connection.execute("DELETE FROM shards WHERE name = ?", (name,))
+
     def drop_dead(self) -> list[str]:
         """Take out chunks that no document needs, and shards without any; returns the names of these."""
         with self._writing():

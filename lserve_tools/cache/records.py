@@ -69,3 +69,19 @@ class StoredShard:
     token_ids: Sequence[Sequence[int]]
     chunk_bytes: Sequence[int]
     num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PruneReport:
+    """What `prune` did.
+
+    Args:
+        documents: paths that were dropped.
+        shards: files that were deleted, and `freed_bytes` of them.
+        dead_bytes: of chunks that no document needs, in shards that hold living ones too.
+    """
+
+    documents: tuple[str, ...]
+    shards: int
+    freed_bytes: int
+    dead_bytes: int

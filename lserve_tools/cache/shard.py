@@ -53,16 +53,22 @@ class ShardWriter:
         self._compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True, write_content_size=True)
         self.num_bytes = 0
 
-    def add(self, name: str, data: bytes) -> int:
-        """Compress and write a frame; returns its bytes on disk."""
+    def add(self, name: str, data: bytes) -> None:
+        """Compress and write a frame."""
         frame = self._compressor.compress(data)
         self._data.write(frame)
         self._frames[name] = (self.num_bytes, self.num_bytes + len(frame))
         self.num_bytes += len(frame)
-        return len(frame)
 
-    def seal(self, contents: ShardContents) -> Path:
-        """Put the shard in its place, safe from power loss, and return where it is."""
+    def cut(self, num_bytes: int) -> None:
+        """Forget all frames that begin at `num_bytes` or later."""
+        self._frames = {name: place for name, place in self._frames.items() if place[0] < num_bytes}
+        self._data.seek(num_bytes)
+        self._data.truncate()
+        self.num_bytes = num_bytes
+
+    def seal(self, contents: ShardContents) -> tuple[Path, str]:
+        """Put the shard in its place, safe from power loss, and return where it is and its header's digest."""
         header = _pack_header(self._frames, {_CONTENTS: contents.model_dump_json()})
         digest = hashlib.sha256(header).hexdigest()
         path = self._folder / f"{self._number:06d}-{digest[:_DIGEST_IN_NAME]}{SUFFIX}"
@@ -76,7 +82,7 @@ class ShardWriter:
         self.discard()
         whole.replace(path)
         sync_folder(self._folder)
-        return path
+        return path, digest
 
     def discard(self) -> None:
         """Drop what was written for the shard so far."""

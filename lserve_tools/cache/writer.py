@@ -1,0 +1,279 @@
+"""Writing a cache: one document after the other, its chunks in order, layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from filelock import FileLock, Timeout
+from torch import Tensor
+
+from lserve_tools.cache.geometry import CacheGeometry
+from lserve_tools.cache.index import PREFIX_PATH, Index
+from lserve_tools.cache.keys import chain_keys, content_key
+from lserve_tools.cache.manifest import MANIFEST, compare, read_manifest, root_identity, write_manifest
+from lserve_tools.cache.mend import open_mended
+from lserve_tools.cache.records import PruneReport
+from lserve_tools.cache.shard import DAMAGED, SUFFIX
+from lserve_tools.cache.store import INDEX, SHARDS
+from lserve_tools.cache.stream import ShardStream
+from lserve_tools.cache.windows import ChunkWindow, covers, document_windows, merge
+from lserve_tools.errors import CacheError
+from lserve_tools.schema import Manifest, ShardChunk, ShardDocument
+
+LOCK = "build.lock"
+_MAX_BYTES = 512_000_000
+_SEAL_BYTES = 64_000_000  # a killed build loses about as much
+
+
+@dataclass(slots=True)
+class _Document:
+    """The document in hand.
+
+    Args:
+        keys, windows: of its chunks.
+        position: of its first token.
+        done: chunks that are complete.
+    """
+
+    entry: ShardDocument
+    mtime_ns: int
+    token_ids: tuple[int, ...]
+    chunks: tuple[int, ...]
+    keys: list[bytes]
+    windows: list[ChunkWindow]
+    position: int
+    done: int = 0
+
+
+class CacheWriter:
+    """The one builder of a cache; a context manager. What is complete when it ends, even by an exception, is kept.
+
+    Args:
+        folder: of the cache; it is made.
+        manifest: of the cache; one that is there must agree with it.
+        overwrite: delete a cache that is there.
+        max_bytes: of a shard, unless one chunk alone is larger.
+        seal_bytes: from which a shard ends with a document.
+
+    Raises:
+        CacheError: on entering, if another build holds the folder, or it cannot be written.
+        CacheMismatchError: on entering, if the cache there is of another kind.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        manifest: Manifest,
+        *,
+        overwrite: bool = False,
+        max_bytes: int = _MAX_BYTES,
+        seal_bytes: int = _SEAL_BYTES,
+    ) -> None:
+        self.folder, self.manifest = Path(folder), manifest
+        self._overwrite, self._limits = overwrite, (max_bytes, seal_bytes)
+        self._geometry = CacheGeometry(manifest)
+        self.root_key = root_identity(manifest).digest()
+        prefix = manifest.prefix_ids
+        self.document_root = chain_keys(self.root_key, prefix, (len(prefix),))[-1] if prefix else self.root_key
+        self._lock = FileLock(self.folder / LOCK, timeout=0)
+        self._document: _Document | None = None
+        self._storing: ShardChunk | None = None
+        self._layer: int | None = None
+
+    def __enter__(self) -> CacheWriter:
+        try:
+            (self.folder / SHARDS).mkdir(parents=True, exist_ok=True)
+            self._lock.acquire()
+        except Timeout:
+            cure = "Wait until it is done, or name another folder with -o."
+            raise CacheError(f"another build is writing to {self.folder}.", cure=cure) from None
+        except OSError as error:
+            raise self._unwritable(error) from None
+        try:
+            self._index = self._open()
+            self._stream = ShardStream(self.folder / SHARDS, self._index, self._geometry, self.root_key, *self._limits)
+        except OSError as error:
+            self._lock.release()
+            raise self._unwritable(error) from None
+        except BaseException:
+            self._lock.release()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self._stream.drop_chunk()
+            self._stream.seal()
+        except CacheError:
+            if error is None:  # else the first one says more
+                raise
+        finally:
+            self._stream.close()
+            self._index.close()
+            self._lock.release()
+
+    def has_document(self, path: str, sha256: str) -> bool:
+        """Whether the cache holds this text at this path."""
+        return self._index.sha256(path) == sha256
+
+    @property
+    def has_prefix(self) -> bool:
+        """Whether the prefix is stored, or empty."""
+        return not self.manifest.prefix_ids or self._index.sha256(PREFIX_PATH) is not None
+
+    def begin_prefix(self) -> None:
+        """Begin the prefix, which is stored like a document of one chunk at position 0."""
+        ids = self.manifest.prefix_ids
+        entry = ShardDocument(path=PREFIX_PATH, sha256="", size=0, chunks=())
+        self._begin(entry, 0, ids, (len(ids),), self.root_key, 0)
+
+    def begin_document(
+        self, path: str, sha256: str, size: int, mtime_ns: int, token_ids: Sequence[int], chunks: Sequence[int]
+    ) -> None:
+        """Begin a document; one that is not ended is forgotten.
+
+        Args:
+            path: relative to the folder that is built.
+            sha256: of its text; `size` in bytes.
+            mtime_ns: of its file.
+            token_ids: all of its tokens; `chunks` are the lengths of its chunks.
+        """
+        entry = ShardDocument(path=path, sha256=sha256, size=size, chunks=())
+        self._begin(entry, mtime_ns, token_ids, chunks, self.document_root, len(self.manifest.prefix_ids))
+
+    def begin_chunk(self, prefix_key: bytes, token_ids: Sequence[int], position: int) -> bool:
+        """Begin the next chunk of the document.
+
+        Args:
+            prefix_key: its key; with tokens and position it must be what follows from the document.
+
+        Returns:
+            Whether its layers are wanted; else they are stored already, and `add_layer` drops them.
+        """
+        document = self._in_hand()
+        self._stream.drop_chunk()
+        number, ids = document.done, tuple(token_ids)
+        first = sum(document.chunks[:number])
+        whole = document.token_ids[first : first + document.chunks[number]]
+        if (prefix_key, ids, position) != (document.keys[number], whole, document.position + first):
+            raise ValueError(f"chunk {number} of {document.entry.path or 'the prefix'} has another key, text or place")
+        window = self._wanted(prefix_key, ids, document.windows[number])
+        self._layer, self._storing = 0, None
+        if window is None:
+            return False
+        self._storing = ShardChunk(
+            prefix_key=prefix_key.hex(),
+            content_key=content_key(ids).hex(),
+            num_tokens=len(ids),
+            position=position,
+            rotated=not self._geometry.codec.before_rope,
+            streaming_ranges=window.ranges,
+            has_tail=window.has_tail,
+        )
+        layouts = [self._geometry.layout(i, len(ids), window.ranges) for i in range(self._geometry.num_layers)]
+        self._stream.begin_chunk(self._storing, ids, sum(layout.nbytes for layout in layouts))
+        return True
+
+    def add_layer(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Write one layer of the chunk; the last one ends it.
+
+        Args:
+            layer: 0, 1, … in order.
+            keys, values: `[Hkv, T, D]` of all KV heads; keys before RoPE if the codec takes them so, else after it.
+        """
+        document = self._in_hand()
+        if layer != self._layer:
+            raise ValueError(f"layer {layer} where layer {self._layer} is due")
+        if self._storing is not None:
+            ranges = self._storing.streaming_ranges
+            layout = self._geometry.layout(layer, self._storing.num_tokens, ranges)
+            self._stream.add_layer(layer, layout.encode(self._geometry.split(layer, keys, values, ranges)))
+        self._layer += 1
+        if self._layer == self._geometry.num_layers:
+            self._stream.end_chunk()
+            self._layer = None
+            document.done += 1
+
+    def end_document(self) -> None:
+        """End the document, all chunks of which are there; it takes the place of an older one at its path."""
+        document = self._in_hand()
+        if document.done != len(document.chunks):
+            raise ValueError(f"{document.entry.path} has {document.done} of {len(document.chunks)} chunks")
+        keys = tuple(key.hex() for key in document.keys)
+        self._document = None
+        self._stream.end_document(document.entry.model_copy(update={"chunks": keys}), document.mtime_ns)
+
+    def prune(self, keep: Collection[str]) -> PruneReport:
+        """Drop documents whose path is not in `keep`, and shards that nothing needs any more."""
+        self._document = None
+        self._stream.drop_chunk()
+        self._stream.seal()
+        gone = sorted(set(self._index.paths()) - set(keep))
+        self._index.drop_documents(gone)
+        before = self._index.totals()["bytes"]
+        names = self._index.drop_dead()
+        for name in names:
+            (self.folder / SHARDS / name).unlink(missing_ok=True)
+        totals = self._index.totals()
+        dead = totals["written_bytes"] - totals["chunk_bytes"]
+        return PruneReport(tuple(gone), len(names), before - totals["bytes"], dead)
+
+    def _open(self) -> Index:
+        """The index, with a manifest beside it; called under the lock."""
+        shards = self.folder / SHARDS
+        if self._overwrite:
+            (self.folder / MANIFEST).unlink(missing_ok=True)
+            for pattern in (f"{INDEX}*", f"{SHARDS}/*{SUFFIX}", f"{SHARDS}/*{DAMAGED}"):
+                for path in self.folder.glob(pattern):
+                    path.unlink()
+        if (self.folder / MANIFEST).exists():
+            compare(read_manifest(self.folder), self.manifest, self.folder)
+        elif any(shards.glob(f"*{SUFFIX}")):
+            raise CacheError(f"{self.folder} has shards, but {MANIFEST} is missing.", cure="Build with --overwrite.")
+        else:
+            write_manifest(self.folder, self.manifest)
+        return open_mended(self.folder, self._geometry, self.root_key, self.document_root)
+
+    def _begin(
+        self,
+        entry: ShardDocument,
+        mtime_ns: int,
+        token_ids: Sequence[int],
+        chunks: Sequence[int],
+        previous: bytes,
+        position: int,
+    ) -> None:
+        self._stream.drop_chunk()
+        ids, lengths = tuple(token_ids), tuple(chunks)
+        keys = chain_keys(previous, ids, lengths)
+        if not self._geometry.has_streaming:
+            windows = [ChunkWindow((), True)] * len(lengths)
+        elif self.manifest.streaming == "full":
+            windows = [ChunkWindow(((0, length),), True) for length in lengths]
+        else:
+            windows = document_windows(lengths, position, self.manifest.sink, self.manifest.recent)
+        self._document = _Document(entry, mtime_ns, ids, lengths, keys, windows, position)
+        self._layer = None
+
+    def _wanted(self, key: bytes, token_ids: Sequence[int], window: ChunkWindow) -> ChunkWindow | None:
+        """What must be stored of a chunk: nothing if what is there will do, else that and what is there."""
+        stored = self._stream.stored(key, token_ids)
+        if stored is None:
+            return window
+        if covers(stored.ranges, window.ranges) and stored.has_tail >= window.has_tail:
+            return None
+        return ChunkWindow(merge(stored.ranges + window.ranges, len(token_ids)), stored.has_tail or window.has_tail)
+
+    def _in_hand(self) -> _Document:
+        if self._document is None:
+            raise ValueError("no document was begun")
+        return self._document
+
+    def _unwritable(self, error: OSError) -> CacheError:
+        why = error.strerror or str(error)
+        return CacheError(f"{self.folder} cannot be written ({why}).", cure="Name another folder with -o.")
