@@ -12,11 +12,12 @@ from pydantic import ValidationError
 from lserve_tools.cache.keys import RootIdentity
 from lserve_tools.cache.shard import TEMPORARY, sync_folder
 from lserve_tools.errors import CacheError, CacheMismatchError
-from lserve_tools.quant.kv import get_codec
+from lserve_tools.quant.kv import CODECS, get_codec
 from lserve_tools.schema import CACHE_FORMAT_VERSION, Manifest
 
 MANIFEST = "manifest.json"
 _SHOWN = 60
+_NAMES = {"prefix_ids": "prefix", "head_mask": "head profile"}
 
 
 def root_identity(manifest: Manifest) -> RootIdentity:
@@ -59,13 +60,14 @@ def read_manifest(folder: Path) -> Manifest:
             wanted = f"this release reads version {CACHE_FORMAT_VERSION}"
             raise CacheError(f"{path}: the cache has format version {version}, and {wanted}.", cure=again)
         manifest = Manifest.model_validate_json(text)
-        get_codec(manifest.codec)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise CacheError(f"{path} is damaged ({f'{where}: ' if where else ''}{first['msg']}).", cure=again) from None
     except (ValueError, KeyError, TypeError) as error:
         raise CacheError(f"{path} is damaged ({error}).", cure=again) from None
+    if manifest.codec not in CODECS:
+        raise CacheError(f"{path}: this release has no codec {manifest.codec!r}.", cure=again)
     return manifest
 
 
@@ -88,11 +90,12 @@ def compare(cached: Manifest, wanted: Manifest, folder: Path) -> None:
         CacheMismatchError: naming the first field in which they differ.
     """
     before, now = root_identity(cached), root_identity(wanted)
-    for field in fields(RootIdentity):
-        if getattr(before, field.name) != getattr(now, field.name):
+    names = [field.name for field in fields(RootIdentity)]
+    for name in sorted(names, key=lambda name: name != "codec"):  # whether a dtype counts depends on the codec
+        if getattr(before, name) != getattr(now, name):
             cure = f"Name another folder with -o, or replace the cache in {folder} with --overwrite."
-            name = field.name.replace("_", " ")
-            raise CacheMismatchError(name, _shown(cached, field.name), _shown(wanted, field.name), cure=cure)
+            said = _NAMES.get(name, name.replace("_", " "))
+            raise CacheMismatchError(said, _shown(cached, name), _shown(wanted, name), cure=cure)
 
 
 def _shown(manifest: Manifest, field: str) -> str:

@@ -14,7 +14,7 @@ import torch
 
 from lserve_tools.cache.frames import ChunkLayer, Room
 from lserve_tools.cache.geometry import CacheGeometry
-from lserve_tools.cache.index import Index
+from lserve_tools.cache.index import PREFIX_PATH, Index
 from lserve_tools.cache.keys import chain_keys
 from lserve_tools.cache.manifest import read_manifest, root_identity
 from lserve_tools.cache.records import ChunkRecord, DocumentEntry
@@ -85,7 +85,7 @@ class CacheStore:
 
     def document(self, path: str) -> DocumentEntry | None:
         """The document at `path`, or None. Its tokens are checked against the keys of its chunks."""
-        return self._index.document(path, self.document_root)
+        return self._index.document(path, self.document_root) if path != PREFIX_PATH else None
 
     def find(self, prefix_key: bytes, token_ids: Sequence[int]) -> ChunkRecord | None:
         """The chunk with this key and these tokens, or None."""
