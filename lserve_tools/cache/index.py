@@ -109,6 +109,8 @@ class Index:
             entry = DocumentEntry(
                 path, str(row[0]), int(row[1]), int(row[2]), tuple(t for i in ids for t in i), tuple(map(len, ids))
             )
+            if not chunks:
+                raise ValueError(f"no chunks of {path}")
             if previous is not None and chain_keys(previous, entry.token_ids, entry.chunks) != [k for k, _ in chunks]:
                 raise ValueError(f"keys of {path}")
             return entry

@@ -121,7 +121,6 @@ class CacheWriter:
         """Whether the cache holds this text at this path."""
         return self._index.sha256(path) == sha256
 
-    @property
     def has_prefix(self) -> bool:
         """Whether the prefix is stored, or empty."""
         return not self.manifest.prefix_ids or self._index.sha256(PREFIX_PATH) is not None
@@ -250,6 +249,8 @@ class CacheWriter:
     ) -> None:
         self._stream.drop_chunk()
         ids, lengths = tuple(token_ids), tuple(chunks)
+        if not ids:
+            raise ValueError(f"{entry.path or 'the prefix'} has no tokens")
         keys = chain_keys(previous, ids, lengths)
         if not self._geometry.has_streaming:
             windows = [ChunkWindow((), True)] * len(lengths)

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lserve_tools.cache.index import ChunkRecord
 from lserve_tools.cache.keys import chain_keys
+from lserve_tools.cache.records import ChunkRecord
 from lserve_tools.cache.store import CacheStore
 from lserve_tools.cache.writer import CacheWriter
 from lserve_tools.schema import Manifest
