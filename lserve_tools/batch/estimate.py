@@ -8,11 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lserve_tools.cache.geometry import CacheGeometry
+from lserve_tools.cache.windows import Ranges, document_windows
 from lserve_tools.engine.llm import LLM
 from lserve_tools.errors import CacheError
 from lserve_tools.models.load import LoadedModel
+from lserve_tools.schema import Manifest
 from lserve_tools.text.segments import Segment
 
+_ID_BYTES = 4
 _PROBE_TOKENS = 256
 _SLACK = 1.05
 
@@ -43,6 +47,28 @@ def estimate_seconds(llm: LLM, loaded: LoadedModel, documents: Sequence[Segment]
     seconds = min(_time(llm, probe), _time(llm, Segment.of(probe.name, probe.token_ids[1:] or probe.token_ids)))
     work = Work.of(loaded)
     return seconds * work.total([len(s.token_ids) for s in documents]) / work.total([len(probe.token_ids)])
+
+
+def estimate_bytes(manifest: Manifest, documents: Sequence[Segment]) -> int:
+    """Bytes of the KV of `documents` before the entropy stage, from shapes alone."""
+    geometry = CacheGeometry(manifest)
+    sizes: dict[tuple[int, Ranges], int] = {}
+    total = 0
+    for document in documents:
+        for length, ranges in zip(document.chunks, _ranges(manifest, document), strict=True):
+            if (length, ranges) not in sizes:
+                layouts = [geometry.layout(layer, length, ranges) for layer in range(geometry.num_layers)]
+                sizes[length, ranges] = sum(layout.nbytes for layout in layouts) + _ID_BYTES * length
+            total += sizes[length, ranges]
+    return total
+
+
+def _ranges(manifest: Manifest, document: Segment) -> list[Ranges]:
+    """What streaming heads keep of each chunk."""
+    if manifest.streaming == "full":
+        return [((0, length),) for length in document.chunks]
+    windows = document_windows(document.chunks, len(manifest.prefix_ids), manifest.sink, manifest.recent)
+    return [window.ranges for window in windows]
 
 
 def check_disk(folder: Path, needed: int) -> None:

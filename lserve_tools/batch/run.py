@@ -13,9 +13,9 @@ import psutil
 
 from lserve_tools.batch.plan import PlannedLine, Planner, answer_found
 from lserve_tools.batch.reader import Batch, read_batch
-from lserve_tools.batch.setup import ModelChoice, Setup, open_setup
+from lserve_tools.batch.setup import ModelChoice, open_setup
 from lserve_tools.batch.writer import ResultFormat, ResultWriter, check_output, default_output
-from lserve_tools.engine.llm import LLM, EngineOptions
+from lserve_tools.engine.llm import EngineOptions
 from lserve_tools.engine.sampling import SamplingParams
 from lserve_tools.engine.sequence import Completion, Request
 from lserve_tools.errors import CapacityError, LServeError
@@ -80,7 +80,7 @@ def run_batch(options: RunOptions, talk: Talk) -> RunSummary:
         lines=len(planned) + len(batch.bad),
     )
     started = time.perf_counter()
-    engine = _load(setup, options.engine) if planned else None
+    engine = setup.load_engine(options.engine) if planned else None
     summary.load_seconds = time.perf_counter() - started
     form = options.result_format
     with ResultWriter(output, model=setup.model.name, result_format=form, overwrite=options.overwrite) as writer:
@@ -101,10 +101,6 @@ def peak_rss_bytes() -> int:
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
-
-
-def _load(setup: Setup, engine: EngineOptions) -> LLM:
-    return LLM(setup.load_model(), options=engine, profile=setup.profile, source=setup.source)
 
 
 class _Run:
