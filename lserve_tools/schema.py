@@ -360,8 +360,6 @@ class CacheStats(BaseModel):
 
 # --- Head profile ------------------------------------------------------------------------------------------------
 
-PROFILE_SCHEMA_VERSION = 1
-
 
 class StreamingWindows(BaseModel):
     """`config.json` of a head profile, in DuoAttention's words; that tool writes more keys, which are kept.
@@ -421,7 +419,8 @@ class LossPoint(BaseModel):
     """One step of training.
 
     Args:
-        distillation: squared distance of the answer tokens' hidden states from the full model's, relative to their square.
+        distillation: squared distance of the answer tokens' hidden states from the full model's, relative to the
+            square of these.
         mean_gate: over all KV heads, before the step.
     """
 
@@ -461,7 +460,7 @@ class ProfileRecord(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    schema_version: Literal[1] = PROFILE_SCHEMA_VERSION
+    schema_version: Literal[1] = 1
     tool_version: str
     model: str
     revision: str | None = None
