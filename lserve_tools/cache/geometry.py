@@ -25,7 +25,8 @@ class CacheGeometry:
     def __init__(self, manifest: Manifest) -> None:
         dtype = getattr(torch, manifest.dtype, None)
         if not isinstance(dtype, torch.dtype):
-            raise CacheError(f"the manifest has an unknown dtype {manifest.dtype!r}.")
+            cure = "Build the cache again with --overwrite."
+            raise CacheError(f"the manifest has an unknown dtype {manifest.dtype!r}.", cure=cure)
         self.dtype = dtype
         self.codec = get_codec(manifest.codec)
         self.num_layers, self.head_dim = manifest.num_layers, manifest.head_dim

@@ -121,6 +121,7 @@ class CacheWriter:
         """Whether the cache holds this text at this path."""
         return self._index.sha256(path) == sha256
 
+    @property
     def has_prefix(self) -> bool:
         """Whether the prefix is stored, or empty."""
         return not self.manifest.prefix_ids or self._index.sha256(PREFIX_PATH) is not None

@@ -151,7 +151,7 @@ def test_dead_bytes_in_a_shard_that_lives_are_reported(tmp_path: Path) -> None:
 def test_the_prefix_is_stored_and_never_listed_or_pruned(tmp_path: Path) -> None:
     manifest = tiny_manifest(head_mask=MIXED, sink=2, recent=2)
     with CacheWriter(tmp_path, manifest) as writer:
-        assert not writer.has_prefix()
+        before = writer.has_prefix
         writer.begin_prefix()
         (key,) = chain_keys(writer.root_key, manifest.prefix_ids, (3,))
         assert writer.begin_chunk(key, manifest.prefix_ids, 0)
@@ -160,7 +160,7 @@ def test_the_prefix_is_stored_and_never_listed_or_pruned(tmp_path: Path) -> None
         writer.end_document()
         write_document(writer, A)
         writer.prune(["a.md"])
-        assert writer.has_prefix()
+        assert (before, writer.has_prefix) == (False, True)
     check_whole(tmp_path, A)
     store = CacheStore.open(tmp_path)
     record = store.find(key, manifest.prefix_ids)
@@ -168,7 +168,7 @@ def test_the_prefix_is_stored_and_never_listed_or_pruned(tmp_path: Path) -> None
     assert (record.position, record.has_tail, record.streaming_ranges) == (0, True, ((0, 3),))
     assert store.document("") is None
     with CacheWriter(tmp_path, tiny_manifest(prefix_ids=(), head_mask=MIXED), overwrite=True) as writer:
-        assert writer.has_prefix()
+        assert writer.has_prefix
 
 
 def test_what_is_complete_is_kept_when_a_build_is_broken_off(tmp_path: Path) -> None:
