@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 
 import torch
-from lserve_kernels import hidden
 from torch import Tensor
 
+from lserve_kernels import hidden
 from lserve_tools.cache.keys import chain_keys
 from lserve_tools.engine.memory import KVMemory
 from lserve_tools.engine.tables import PageTable

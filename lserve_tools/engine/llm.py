@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from lserve_kernels import PageLayout
 from torch import Tensor
 
+from lserve_kernels import PageLayout
 from lserve_tools.engine.contexts import ContextNode, ContextTree
 from lserve_tools.engine.layers import split_heads
 from lserve_tools.engine.memory import KVMemory, default_budget
@@ -69,7 +70,7 @@ class LLM:
         *,
         options: EngineOptions | None = None,
         profile: HeadProfile | None = None,
-        source: ChunkSource | None = None,
+        source: ChunkSource[Any] | None = None,
     ) -> None:
         self._loaded = loaded
         self._options = options or EngineOptions()
@@ -98,7 +99,7 @@ class LLM:
         return self._scheduler.warnings
 
     def generate(self, requests: Iterable[Request]) -> Iterator[Completion]:
-        """Answer `requests`, each as soon as it is done. A request that cannot be answered gives an error completion."""
+        """Answer `requests`, each as soon as it is done; one that cannot be answered gives an error completion."""
         submitted = time.perf_counter()
         sequences = []
         for request in requests:
@@ -108,8 +109,8 @@ class LLM:
                 yield _failed(request, error)
         self._scheduler.add(sequences)
         while self._scheduler.waiting or self._scheduler.running:
-            for sequence, error in self._scheduler.admit():
-                yield _failed(sequence.request, error)
+            for sequence, refusal in self._scheduler.admit():
+                yield _failed(sequence.request, refusal)
             if self._scheduler.running:
                 yield from self._step()
 
@@ -128,7 +129,8 @@ class LLM:
         if path is None:
             raise RuntimeError("prefill while sequences are running")
         try:
-            for index, node in enumerate(path):
+            indices = [i for i, segment in enumerate(segments) if segment.token_ids]
+            for index, node in zip(indices, path, strict=True):
                 self._fill(index, node, capture)
         finally:
             self._tree.release(path)
@@ -191,8 +193,7 @@ class LLM:
         return None
 
     def _text(self, tokens: list[int]) -> str:
-        text: str = self._loaded.tokenizer.decode(tokens, skip_special_tokens=True)
-        return text
+        return str(self._loaded.tokenizer.decode(tokens, skip_special_tokens=True))
 
 
 def _failed(request: Request, error: LServeError) -> Completion:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import psutil
 import torch
-from lserve_kernels import PageLayout, slots
 from torch import Tensor
 
+from lserve_kernels import PageLayout, slots
 from lserve_tools.engine.layers import LayerHeads
 from lserve_tools.engine.pages import PagePool
 from lserve_tools.engine.source import StoredChunk, StoredLayer
@@ -43,7 +43,7 @@ class KVMemory:
         left = budget - num_streaming * streaming
         self.retrieval_pool = PagePool(min(left // retrieval, _MAX_PAGES) if retrieval else _MAX_PAGES)
         self.streaming_pool = PagePool(min(num_streaming, _MAX_PAGES))
-        if retrieval and not self.retrieval_pool.num_pages or streaming and num_streaming < self.streaming_reserve:
+        if (retrieval and not self.retrieval_pool.num_pages) or (streaming and num_streaming < self.streaming_reserve):
             raise UsageError(
                 f"{budget / 1e6:.0f} MB of KV memory hold no page of {layout.page_size} tokens with its windows.",
                 cure="Give more with --kv-memory.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterable
+from typing import Any
 
 from lserve_tools.engine.contexts import ContextNode, ContextTree
 from lserve_tools.engine.memory import ChunkPlaces, KVMemory
@@ -35,7 +36,7 @@ class Scheduler:
         self,
         memory: KVMemory,
         tree: ContextTree,
-        source: ChunkSource | None,
+        source: ChunkSource[Any] | None,
         rope: Rope,
         *,
         max_num_seqs: int,
@@ -78,6 +79,7 @@ class Scheduler:
         Raises:
             CapacityError: if they would not fit into empty memory either.
         """
+        segments = tuple(s for s in segments if s.token_ids)  # a model without a template may have an empty prefix
         size, pool = self._memory.layout.page_size, self._memory.retrieval_pool
         whole = sum(PageTable.count(s.chunks, size) for s in segments) + PageTable.count(tail, size)
         if whole > pool.num_pages:
@@ -133,8 +135,8 @@ class Scheduler:
     def _streaming_demand(self, new_owners: int) -> int:
         """Streaming pages that must be free for `new_owners` more owners."""
         reserve = self._memory.streaming_reserve
-        growing = [*self.running, *self._tree.unfilled()]
-        return reserve * new_owners + sum(max(0, reserve - len(o.streaming.entries)) for o in growing)
+        growing = [s.streaming for s in self.running] + [node.streaming for node in self._tree.unfilled()]
+        return reserve * new_owners + sum(max(0, reserve - len(table.entries)) for table in growing)
 
     def _load(self, node: ContextNode) -> None:
         """Fill a node's leading chunks from the source, as far as it has them undamaged."""
@@ -162,7 +164,7 @@ class Scheduler:
         """Leading chunks after which computing can go on."""
         return max((i + 1 for i, record in enumerate(records) if record.has_tail), default=0)
 
-    def _load_chunk(self, source: ChunkSource, node: ContextNode, chunk: int, record: StoredChunk) -> None:
+    def _load_chunk(self, source: ChunkSource[Any], node: ContextNode, chunk: int, record: StoredChunk) -> None:
         first, last = node.table.first_tokens[chunk], node.table.first_tokens[chunk + 1]
         start = node.start + first
         kept = node.streaming.kept(start, node.start + last) if self._memory.has_streaming else []

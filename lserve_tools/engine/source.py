@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from torch import Tensor
 
@@ -11,8 +11,9 @@ from torch import Tensor
 class StoredLayer(Protocol):
     """KV of one chunk in one layer.
 
-    `keys` and `values` are `[Hr, T, D]` of the retrieval heads; `streaming_keys` and `streaming_values` are `[Hs, n, D]`
-    of the streaming heads, for the tokens of the record's `streaming_ranges`. They may be overwritten by the next one.
+    `keys` and `values` are `[Hr, T, D]` of the retrieval heads; `streaming_keys` and `streaming_values` are
+    `[Hs, n, D]` of the streaming heads, for the tokens of the record's `streaming_ranges`. The next layer may
+    overwrite them.
     """
 
     @property
@@ -40,17 +41,20 @@ class StoredChunk(Protocol):
     def has_tail(self) -> bool: ...
 
 
-class ChunkSource(Protocol):
+Chunk = TypeVar("Chunk", bound=StoredChunk)
+
+
+class ChunkSource(Protocol[Chunk]):
     """Finds chunks by prefix key and loads them layer by layer."""
 
     @property
     def root_key(self) -> bytes: ...
 
-    def find(self, prefix_key: bytes, token_ids: Sequence[int]) -> StoredChunk | None:
+    def find(self, prefix_key: bytes, token_ids: Sequence[int]) -> Chunk | None:
         """The chunk with this key and these tokens, or None."""
         ...
 
-    def load(self, record: StoredChunk) -> Iterator[StoredLayer]:
+    def load(self, record: Chunk) -> Iterator[StoredLayer]:
         """Its layers in order.
 
         Raises:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
+
 from lserve_kernels import (
     NOTHING,
     BandMask,
@@ -20,8 +22,6 @@ from lserve_kernels import (
     slots,
     streaming_attention,
 )
-from torch import Tensor
-
 from lserve_tools.engine.contexts import ContextNode, page_run
 from lserve_tools.engine.layers import LayerHeads
 from lserve_tools.engine.memory import KVMemory
@@ -177,26 +177,28 @@ class Step:
             banded.append(torch.cat([flat[:, past], new], dim=1))
             sinks.append(torch.cat([flat[:, stored_sink], new[:, :own_sink]], dim=1))
         mask = self._masks[index, sink, recent]
-        return streaming_attention(query, *banded, *sinks, mask, scale=call.scale, softcap=call.softcap)
+        return streaming_attention(
+            query, banded[0], banded[1], sinks[0], sinks[1], mask, scale=call.scale, softcap=call.softcap
+        )
 
     def _shared_runs(self) -> list[SharedRun]:
         """Runs of the nodes that stand before the rows, and of what an owner of several rows has computed before."""
-        rows: dict[int, list[int]] = {}
+        rows: dict[int, tuple[int, int]] = {}
         nodes: dict[int, ContextNode] = {}
         for item in self.work:
             for node in item.path:
                 nodes[node.serial] = node
-                rows.setdefault(node.serial, [item.row, 0])[1] = item.row + item.length
-        runs = [(*rows[serial], node.table, *node.run(self._like)) for serial, node in nodes.items()]
+                first, _ = rows.get(node.serial, (item.row, 0))
+                rows[node.serial] = first, item.row + item.length
+        runs = [self._shared_run(rows[serial], node.table, node.run(self._like)) for serial, node in nodes.items()]
         for item in self.work:
             if item.length > 1 and item.first:
-                runs.append(
-                    (item.row, item.row + item.length, item.table, *page_run(item.table, item.first, self._like))
-                )
-        return [
-            SharedRun(first, last, pages, table.pages[0] if table.contiguous else None, bias)
-            for first, last, table, pages, bias in runs
-        ]
+                before = page_run(item.table, item.first, self._like)
+                runs.append(self._shared_run((item.row, item.row + item.length), item.table, before))
+        return runs
+
+    def _shared_run(self, rows: tuple[int, int], table: PageTable, run: tuple[Tensor, Tensor | None]) -> SharedRun:
+        return SharedRun(*rows, run[0], table.pages[0] if table.contiguous else None, run[1])
 
     def _own_runs(self) -> list[OwnRuns]:
         """Tails of the rows that are computed alone, those of about the same length together."""

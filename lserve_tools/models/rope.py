@@ -67,7 +67,7 @@ class Rope:
         """Cosine and sine of a layer for `positions`, or None where the layer does not rotate."""
         if not self.movable:
             raise ModelError(
-                f"the positions of a {self._model_type} model cannot be moved, so its keys can be kept only as they are.",
+                f"keys of a {self._model_type} model cannot be moved to another position.",
                 cure="Use --codec exact.",
             )
         if not self._rotated_layers[layer]:
@@ -96,7 +96,7 @@ class Rope:
         _, out = self._apply(turned[:, :0], turned, cos, sin)  # no query heads: only keys are wanted
         if not self._whole:
             out = torch.cat([out, keys[..., cos.shape[-1] :]], dim=-1)
-        return out[0]  # type: ignore[no-any-return]
+        return out[0]
 
     def _probe(self, model: PreTrainedModel) -> bool:
         """Find how this model's keys turn and check it in every layer."""

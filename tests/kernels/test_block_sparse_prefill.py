@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from lserve_kernels import band_mask, causal_attention, streaming_attention
 from torch import Tensor
 
+from lserve_kernels import band_mask, causal_attention, streaming_attention
 from tests.helpers.oracles import assert_matches
 
 HEADS, GROUP, WIDTH = 2, 3, 16

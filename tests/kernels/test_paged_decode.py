@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from lserve_kernels import NOTHING, OwnRuns, PageLayout, Partial, SharedRun, hidden, paged_attention, slots
 from torch import Tensor
+
+from lserve_kernels import NOTHING, OwnRuns, PageLayout, Partial, SharedRun, hidden, paged_attention, slots
 
 HEADS, GROUP, WIDTH, SIZE, PAGES = 2, 3, 16, 8, 40
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from lserve_kernels import NOTHING, Partial, attend, merge, merge_into
-from lserve_kernels.partial import _attend_plain, _attend_split
 from torch import Tensor
 
+from lserve_kernels import NOTHING, Partial, attend, merge, merge_into
+from lserve_kernels.partial import _attend_plain, _attend_split
 from tests.helpers.oracles import assert_matches
 
 SCALE = 0.3

@@ -101,7 +101,7 @@ def streaming_attention(
     Returns:
         Output `[H, G, T, D]` and log-sum-exp `[H, G, T]`.
     """
-    heads, group, length, width = query.shape
+    _, group, length, _ = query.shape
     blocks = mask.band.shape[1]
     padding = blocks * _BLOCK - length
     spans = [
