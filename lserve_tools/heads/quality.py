@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from lserve_tools.heads.gates import MaskedPass, answering, gate_attention, gated_layers
-from lserve_tools.heads.profile import choose_retrieval
 from lserve_tools.heads.synthetic import Prompt
 from lserve_tools.models.load import LoadedModel
 from lserve_tools.schema import QualityPoint
@@ -44,19 +43,3 @@ def best_sparsity(points: Sequence[QualityPoint], tolerance: float) -> QualityPo
     """The point of largest sparsity whose loss is at most `tolerance` above that of the least sparse one."""
     allowed = min(points, key=lambda point: point.sparsity).loss + tolerance
     return max((point for point in points if point.loss <= allowed), key=lambda point: point.sparsity)
-
-
-def quality_curve(
-    loaded: LoadedModel,
-    prompts: Sequence[Prompt],
-    scores: Tensor,
-    sparsities: Sequence[float],
-    *,
-    sink: int,
-    recent: int,
-) -> list[QualityPoint]:
-    """Quality at each of `sparsities`, the heads with the lowest scores streaming."""
-    return [
-        measure_quality(loaded, prompts, choose_retrieval(scores, sparsity), sink=sink, recent=recent)
-        for sparsity in sparsities
-    ]
