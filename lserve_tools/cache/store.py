@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from lserve_tools.errors import CacheMismatchError, CorruptShardError
 from lserve_tools.schema import CacheStats, Manifest
 
 INDEX, SHARDS = "index.sqlite", "shards"
-_AHEAD = 4  # layers that are decompressed while one is used
+_AHEAD = 4  # layers that are read and decoded while one is used
 _MAX_OPEN = 64  # shards
 _SHOWN = 12  # characters of a fingerprint
 
@@ -148,24 +148,21 @@ class CacheStore:
         count = self._geometry.num_layers
         layouts = [self._geometry.layout(i, record.num_tokens, record.streaming_ranges) for i in range(count)]
         most = max(layout.nbytes for layout in layouts)
-        # A buffer is free again when the layer after its own is asked for.
-        buffers = [np.empty(most, dtype=np.uint8) for _ in range(min(_AHEAD + 1, count))]
-        room = Room(self._dtype)
-        pending: deque[Future[None]] = deque()
+        # A desk is free again when the layer after its own is asked for.
+        desks = [(np.empty(most, dtype=np.uint8), Room(self._dtype)) for _ in range(min(_AHEAD + 1, count))]
 
-        def read(layer: int) -> None:
-            out = buffers[layer % len(buffers)][: layouts[layer].nbytes]
-            pending.append(self._pool.submit(shard.read_into, frame_name(record.number, layer), out))
+        def read(layer: int) -> ChunkLayer:
+            buffer, room = desks[layer % len(desks)]
+            frame = buffer[: layouts[layer].nbytes]
+            shard.read_into(frame_name(record.number, layer), frame)
+            return layouts[layer].decode(torch.from_numpy(frame), room)
 
+        pending = deque(self._pool.submit(read, layer) for layer in range(min(_AHEAD, count)))
         try:
-            for layer in range(min(_AHEAD, count)):
-                read(layer)
-            for layer, layout in enumerate(layouts):
-                if layer + _AHEAD < count:
-                    read(layer + _AHEAD)
-                pending.popleft().result()
-                frame = torch.from_numpy(buffers[layer % len(buffers)][: layout.nbytes])
-                yield layout.decode(frame, room)
+            for layer in range(_AHEAD, count + _AHEAD):
+                if layer < count:
+                    pending.append(self._pool.submit(read, layer))
+                yield pending.popleft().result()
         finally:
             wait(pending)
 

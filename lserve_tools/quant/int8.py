@@ -7,6 +7,7 @@ float32, which holds whatever a key may be.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -52,25 +53,42 @@ class Int8Codec:
         """See `KVCodec`."""
         tokens = out.shape[1]
         whole = tokens // GROUP
-        out.copy_(parts["codes"])
+        codes, step, centre = parts["codes"], parts["step"], parts["centre"]
         if whole:
-            groups = out[:, : whole * GROUP].unflatten(1, (whole, GROUP))
-            groups.mul_(parts["step"][:, :whole]).add_(parts["centre"][:, :whole])
+            first = slice(0, whole * GROUP)
+            groups = [x[:, first].unflatten(1, (whole, GROUP)) for x in (codes, out)]
+            _decode(groups[0], step[:, :whole], centre[:, :whole], groups[1])
         if tokens % GROUP:
-            out[:, whole * GROUP :].mul_(parts["step"][:, whole]).add_(parts["centre"][:, whole])
+            last = slice(whole * GROUP, tokens)
+            _decode(codes[:, last], step[:, whole], centre[:, whole], out[:, last])
         return out
 
     def decode_values(self, parts: dict[str, Tensor], out: Tensor) -> Tensor:
         """See `KVCodec`."""
-        return out.copy_(parts["codes"]).mul_(parts["step"]).add_(parts["centre"])
+        _decode(parts["codes"], parts["step"], parts["centre"], out)
+        return out
+
+
+def _decode(codes: Tensor, step: Tensor, centre: Tensor, out: Tensor) -> None:
+    """Write `centre + codes * step` to `out`.
+
+    NumPy does it in the calling thread alone, and many of them may do so at a time; torch would wake a team of threads
+    in each, for little work.
+    """
+    room = out if out.dtype == torch.float32 else torch.empty(out.shape)
+    numbers = room.numpy()
+    np.copyto(numbers, codes.numpy())
+    np.multiply(numbers, step.numpy(), out=numbers)
+    np.add(numbers, centre.numpy(), out=numbers)
+    if room is not out:
+        out.copy_(room)
 
 
 def _encode(x: Tensor, dim: int) -> dict[str, Tensor]:
-    """Codes, steps and centres of `x` with one step for all along `dim`; in float64, where nothing overflows."""
-    exact = x.double()
-    low, high = exact.amin(dim, keepdim=True), exact.amax(dim, keepdim=True)
+    """Codes, steps and centres of `x` with one step for all along `dim`; bounds in float64, where nothing overflows."""
+    exact = x.float()
+    low, high = exact.amin(dim, keepdim=True).double(), exact.amax(dim, keepdim=True).double()
     step = ((high - low) / (_GREATEST - _LEAST)).float()
     centre = (low - _LEAST * step.double()).float()
-    safe = torch.where(step > 0, step, 1).double()
-    codes = ((exact - centre.double()) / safe).round_().clamp_(_LEAST, _GREATEST).to(torch.int8)
-    return {"step": step, "centre": centre, "codes": codes}
+    codes = (exact - centre).div_(torch.where(step > 0, step, 1)).round_().clamp_(_LEAST, _GREATEST)
+    return {"step": step, "centre": centre, "codes": codes.to(torch.int8)}
