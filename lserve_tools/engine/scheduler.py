@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Iterable
 from typing import Any
@@ -16,8 +15,6 @@ from lserve_tools.engine.tables import PageTable
 from lserve_tools.errors import CapacityError, CorruptShardError
 from lserve_tools.models.rope import Rope
 from lserve_tools.text.segments import Segment
-
-logger = logging.getLogger(__name__)
 
 
 class Scheduler:
@@ -154,7 +151,6 @@ class Scheduler:
                 self._load_chunk(self._source, node, chunk, records[chunk])
         except CorruptShardError as error:
             self.warnings.append(f"{error.message} {node.segment.name} is computed instead. {error.cure}")
-            logger.warning(self.warnings[-1])
             node.num_filled = 0 if self._memory.has_streaming else node.num_filled
             if self._memory.has_streaming:
                 node.streaming.release()
