@@ -113,7 +113,7 @@ def find_heads(
     scores = training.gates.float().cpu()
     say(f"measuring answers to {len(held_out)} held-out prompts")
     curve = _quality(loaded, held_out, scores, options)
-    dense = curve[0]
+    measured = time.perf_counter()
     chosen = best_sparsity(curve, options.tolerance) if options.sparsity is None else curve[-1]
     retrieval = choose_retrieval(scores, chosen.sparsity)
     record = ProfileRecord(
@@ -130,8 +130,7 @@ def find_heads(
     )
     profile = HeadProfile(scores, options.sink, options.recent, retrieval, loaded.fingerprint, record)
     files = _write(profile, options.output)
-    evaluated = time.perf_counter()
-    return profile, _summary(profile, options.output, files, dense, chosen, (trained - started, evaluated - trained))
+    return profile, _summary(profile, options.output, files, chosen, (trained - started, measured - trained))
 
 
 def _prepare(loaded: LoadedModel, options: SearchOptions) -> tuple[GateSettings, PromptMaker, list[Prompt]]:
@@ -211,11 +210,10 @@ def _summary(
     profile: HeadProfile,
     folder: Path,
     files: list[Path],
-    dense: QualityPoint,
     chosen: QualityPoint,
     seconds: tuple[float, float],
 ) -> ProfileSummary:
-    assert profile.record is not None
+    assert profile.record is not None  # it was made here
     return ProfileSummary(
         profile=str(folder),
         profile_id=profile.id,
@@ -225,7 +223,7 @@ def _summary(
         sparsity=profile.sparsity,
         sink=profile.sink,
         recent=profile.recent,
-        dense=dense,
+        dense=profile.record.quality_curve[0],
         chosen=chosen,
         training_seconds=seconds[0],
         evaluation_seconds=seconds[1],
