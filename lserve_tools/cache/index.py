@@ -79,6 +79,13 @@ class Index:
         """Close the file."""
         self._connection.close()
 
+    def check(self) -> None:
+        """Read all of the file, and make sure that what SQLite derives from its rows agrees with them."""
+        with self._reading():
+            found = self._one("PRAGMA integrity_check(1)")
+            if found != "ok":
+                raise ValueError(found)
+
     def find(self, key: bytes, token_ids: Sequence[int] | None = None) -> ChunkRecord | None:
         """The chunk with this prefix key (and these tokens, if given), or None."""
         with self._reading():

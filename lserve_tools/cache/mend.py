@@ -75,6 +75,7 @@ def _remake(path: Path) -> Index:
 def _sound(index: Index, shards: Path, root_key: bytes, document_root: bytes) -> bool:
     """Whether the index is readable and says what the shards say; shards that are gone or damaged are taken out."""
     try:
+        index.check()
         for path in index.paths():
             index.document(path, document_root)
         index.document(PREFIX_PATH, root_key)
@@ -117,6 +118,8 @@ def _adopt(index: Index, path: Path, root_key: bytes) -> None:
         ]
         stored = StoredShard(path.name, shard.sha256, contents, ids, sizes, path.stat().st_size)
         index.enter(stored, {})
+        if not shard.complete:
+            path.with_suffix(DAMAGED).touch()
     except CorruptShardError:
         path.unlink()
     finally:

@@ -28,6 +28,7 @@ _CONTENTS = "lserve"
 _LEVEL = 1
 _MAX_HEADER = 100_000_000  # what the safetensors library takes
 _DIGEST_IN_NAME = 32
+_UNUSED = 0x18
 
 _local = threading.local()
 
@@ -152,7 +153,8 @@ class ShardReader:
                 self._file.seek(self._first + start)
                 frame = self._file.read(stop - start) or b""
             parameters = zstandard.get_frame_parameters(frame)
-            if parameters.content_size != num_bytes or not parameters.has_checksum:
+            # zstd itself overlooks the unused bits of a frame's descriptor.
+            if parameters.content_size != num_bytes or not parameters.has_checksum or frame[4] & _UNUSED:
                 raise CorruptShardError(self.path, f"frame {name}", f"it does not hold {num_bytes:,} bytes")
             return _decompressor().decompress(frame, allow_extra_data=False)
         except (OSError, ValueError, MemoryError, zstandard.ZstdError) as error:

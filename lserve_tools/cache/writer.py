@@ -117,6 +117,10 @@ class CacheWriter:
             self._index.close()
             self._lock.release()
 
+    def documents(self) -> dict[str, str]:
+        """Digests of the texts of all documents by path: what is left after damage was found, so what may be kept."""
+        return {path: self._index.sha256(path) or "" for path in self._index.paths()}
+
     def has_document(self, path: str, sha256: str) -> bool:
         """Whether the cache holds this text at this path."""
         return self._index.sha256(path) == sha256
