@@ -115,11 +115,20 @@ class ContextTree:
     def evict(self, pages: int, streaming_pages: int) -> bool:
         """Drop unused nodes, the longest unused first, until so many pages are free; False if they cannot be."""
         while self._memory.retrieval_pool.num_free < pages or self._memory.streaming_pool.num_free < streaming_pages:
-            unused = [node for node in self._walk() if not node.users and not node.children]
+            unused = self._unused()
             if not unused:
                 return False
             self._drop(min(unused, key=lambda node: node.last_used))
         return True
+
+    def evict_unused(self) -> None:
+        """Drop every node that nobody uses."""
+        while unused := self._unused():
+            for node in unused:
+                self._drop(node)
+
+    def _unused(self) -> list[ContextNode]:
+        return [node for node in self._walk() if not node.users and not node.children]
 
     def unfilled(self) -> list[ContextNode]:
         """Nodes whose KV is not all there, parents first."""

@@ -114,6 +114,10 @@ class LLM:
             if self._scheduler.running:
                 yield from self._step()
 
+    def forget_contexts(self) -> None:
+        """Drop all contexts from memory that no running sequence stands on."""
+        self._tree.evict_unused()
+
     def prefill(self, segments: Sequence[Segment], capture: ChunkCapture) -> None:
         """Compute a context chunk by chunk and hand over what is new of it.
 
