@@ -37,13 +37,18 @@ def command(
         Path | None,
         typer.Option("--corpus", metavar="PATH", help="File or folder of text to plant facts in; else built-in prose."),
     ] = None,
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Training steps, of one prompt each.")] = 40,
-    lr: Annotated[float, typer.Option("--lr", min=1e-6, max=1, help="Largest learning rate of the gates.")] = 0.05,
-    reg: Annotated[float, typer.Option("--reg", min=0, help="Weight of the mean gate in the loss.")] = 0.1,
-    sink: Annotated[int, typer.Option("--sink", min=0, help="First tokens that streaming heads see.")] = 16,
-    recent: Annotated[int, typer.Option("--recent", min=1, help="Last tokens that streaming heads see.")] = 64,
-    min_length: Annotated[int, typer.Option("--min-length", min=1, help="Tokens of the shortest prompt.")] = 384,
-    max_length: Annotated[int, typer.Option("--max-length", min=1, help="Tokens of the longest prompt.")] = 512,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Training steps, of one prompt each.")] = 16,
+    lr: Annotated[
+        float | None,
+        typer.Option(
+            "--lr", min=1e-6, max=1, help="Largest learning rate of the gates; else one that suits the steps."
+        ),
+    ] = None,
+    reg: Annotated[float, typer.Option("--reg", min=0, help="Weight of the mean gate in the loss.")] = 0.02,
+    sink: Annotated[int, typer.Option("--sink", min=0, help="First tokens that streaming heads see.")] = 64,
+    recent: Annotated[int, typer.Option("--recent", min=1, help="Last tokens that streaming heads see.")] = 256,
+    min_length: Annotated[int, typer.Option("--min-length", min=1, help="Tokens of the shortest prompt.")] = 640,
+    max_length: Annotated[int, typer.Option("--max-length", min=1, help="Tokens of the longest prompt.")] = 1024,
     sparsity: Sparsity = "auto",  # type: ignore[assignment]  # typer parses defaults too
     tolerance: Annotated[
         float, typer.Option("--tolerance", min=0, help="By how much auto may raise the loss per answer token, in nats.")

@@ -61,8 +61,11 @@ def read_checkpoint(path: Path, settings: GateSettings, like: Tensor) -> tuple[T
 
 def _require_same(path: Path, before: dict[str, object], now: dict[str, object]) -> None:
     for name, value in now.items():
-        if before[name] != value:
+        was = before[name]
+        if isinstance(was, dict) and isinstance(value, dict):
+            _require_same(path, was, value)
+        elif was != value:
             raise ProfileError(
-                f"{path}: was made with {name.replace('_', ' ')} {before[name]}, not {value}.",
+                f"{path}: was made with {name.replace('_', ' ')} {was}, not {value}.",
                 cure=f"Give the same options, or {_CURE[0].lower()}{_CURE[1:]}",
             )

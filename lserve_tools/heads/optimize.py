@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from lserve_tools.errors import ModelError
 from lserve_tools.heads.checkpoint import read_checkpoint, write_checkpoint
 from lserve_tools.heads.gates import StudentPass, TeacherPass, answering, gate_attention, gated_layers
 from lserve_tools.heads.synthetic import Prompt
@@ -41,8 +42,16 @@ class Training:
 
     @classmethod
     def start(cls, loaded: LoadedModel) -> Training:
-        """All gates open; those of layers that stream anyway are shut and stay so."""
+        """All gates open; those of layers that stream anyway are shut and stay so.
+
+        Raises:
+            ModelError: if all layers do.
+        """
         gated = torch.tensor(gated_layers(loaded.spec), device=loaded.device)
+        if not gated.any():
+            raise ModelError(
+                f"{loaded.source.name}: all layers have a window of their own, so all heads stream already."
+            )
         gates = _START * gated[:, None].float().repeat(1, loaded.spec.num_kv_heads)
         return cls(gates, torch.zeros_like(gates), torch.zeros_like(gates), [])
 
@@ -84,8 +93,21 @@ def train_gates(
 
 def learning_rate(settings: GateSettings, step: int) -> float:
     """The learning rate of a step, counted from 0."""
-    edge = settings.steps / _EDGE
-    return settings.lr * min(1.0, max((step + 1) / edge, _LOWEST), max((settings.steps - step) / edge, _LOWEST))
+    return settings.lr * _schedule(settings.steps, step)
+
+
+def default_lr(steps: int) -> float:
+    """The learning rate at which a gate that nothing holds open falls from 1 to 0 in just `steps` steps.
+
+    Adam moves such a gate by the learning rate at every step. Faster, and all of them end at 0 in no order; slower, and
+    they are not told from those that are held.
+    """
+    return 1 / sum(_schedule(steps, step) for step in range(steps))
+
+
+def _schedule(steps: int, step: int) -> float:
+    edge = steps / _EDGE
+    return min(1.0, max((step + 1) / edge, _LOWEST), max((steps - step) / edge, _LOWEST))
 
 
 def _step(loaded: LoadedModel, prompt: Prompt, training: Training, settings: GateSettings) -> LossPoint:

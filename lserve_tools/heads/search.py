@@ -14,7 +14,7 @@ from torch import Tensor
 from lserve_tools import __version__
 from lserve_tools.errors import UsageError
 from lserve_tools.heads.corpus import load_corpus
-from lserve_tools.heads.optimize import train_gates
+from lserve_tools.heads.optimize import default_lr, train_gates
 from lserve_tools.heads.profile import RECORD_FILE, SCORES_FILE, HeadProfile, choose_retrieval
 from lserve_tools.heads.quality import best_sparsity, measure_quality
 from lserve_tools.heads.report import draw
@@ -24,7 +24,7 @@ from lserve_tools.schema import GateSettings, LossPoint, ProfileData, ProfileRec
 from lserve_tools.text.prompts import render_prompt_format
 
 CHECKPOINT = "checkpoint.safetensors"
-AUTO_SPARSITIES = (0.25, 0.5, 0.625, 0.75)
+AUTO_SPARSITIES = (0.25, 0.5, 0.625, 0.75, 0.875)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,7 @@ class SearchOptions:
     Args:
         output: folder of the profile.
         corpus: file or folder of text to plant facts in; None is the package's own.
+        lr: largest learning rate; None is one that suits the steps.
         sparsity: fraction of heads that shall stream; None is the largest that loses at most `tolerance`.
         tolerance: rise of the loss per answer token, in nats.
         facts: planted in each prompt.
@@ -42,19 +43,19 @@ class SearchOptions:
 
     output: Path
     corpus: Path | None = None
-    steps: int = 40
-    lr: float = 0.05
-    reg: float = 0.1
-    sink: int = 16
-    recent: int = 64
-    min_length: int = 384
-    max_length: int = 512
+    steps: int = 16
+    lr: float | None = None
+    reg: float = 0.02
+    sink: int = 64
+    recent: int = 256
+    min_length: int = 640
+    max_length: int = 1024
     sparsity: float | None = None
     tolerance: float = 0.05
     seed: int = 0
     resume: bool = False
     overwrite: bool = False
-    facts: int = 5
+    facts: int = 6
     held_out: int = 8
 
     def check(self) -> None:
@@ -69,7 +70,7 @@ class SearchOptions:
             windows = f"--sink {self.sink} and --recent {self.recent}"
             raise UsageError(
                 f"{windows} span prompts of --min-length {self.min_length}, so that nothing is out of sight.",
-                cure=f"Give --min-length {4 * (self.sink + self.recent)}.",
+                cure=f"Give --min-length {2 * (self.sink + self.recent)} or more.",
             )
         if self.resume and self.overwrite:
             raise UsageError("--resume and --overwrite exclude each other.", cure="Give one of them.")
@@ -165,7 +166,7 @@ def _prepare(loaded: LoadedModel, options: SearchOptions) -> tuple[GateSettings,
         data=data,
         seed=options.seed,
         steps=options.steps,
-        lr=options.lr,
+        lr=default_lr(options.steps) if options.lr is None else options.lr,
         reg=options.reg,
         sink=options.sink,
         recent=options.recent,

@@ -146,7 +146,8 @@ class PromptMaker:
         sentences: list[tuple[int, ...]] = []
         first = rng.randrange(len(self._sentences))
         while room > 0:
-            sentence = self._encode(self._sentences[(first + len(sentences)) % len(self._sentences)])[:room]
+            text = self._sentences[(first + len(sentences)) % len(self._sentences)]
+            sentence = self._encode(text if sentences else text.lstrip())[:room]
             sentences.append(sentence)
             room -= len(sentence)
         cuts = sorted(rng.randrange(len(sentences) + 1) for _ in planted)
