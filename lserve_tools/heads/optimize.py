@@ -83,11 +83,10 @@ def train_gates(
     training = Training.start(loaded)
     if resume and checkpoint.exists():
         training = Training(*read_checkpoint(checkpoint, settings, training.gates))
-    with gate_attention(loaded.model):
-        while training.steps < settings.steps:
-            point = _step(loaded, make_prompt(training.steps), training, settings)
-            write_checkpoint(checkpoint, settings, training.gates, training.first, training.second, training.curve)
-            report(point)
+    while training.steps < settings.steps:
+        point = _step(loaded, make_prompt(training.steps), training, settings)
+        write_checkpoint(checkpoint, settings, training.gates, training.first, training.second, training.curve)
+        report(point)
     return training
 
 
@@ -131,11 +130,11 @@ def distillation_loss(loaded: LoadedModel, prompt: Prompt, gates: Tensor, sink: 
     ids = torch.tensor([prompt.token_ids], device=loaded.device)
     places = torch.tensor(prompt.answers, device=loaded.device) - 1
     teacher = TeacherPass()
-    with torch.no_grad(), answering(teacher):
-        wanted = loaded.model.base_model(input_ids=ids, use_cache=False).last_hidden_state[0, places].float()
-    student = StudentPass(gates, gated_layers(loaded.spec), teacher.outputs, sink, recent)
-    with answering(student):
-        given = loaded.model.base_model(input_ids=ids, use_cache=False).last_hidden_state[0, places].float()
+    with gate_attention(loaded.model):
+        with torch.no_grad(), answering(teacher):
+            wanted = loaded.model.base_model(input_ids=ids, use_cache=False).last_hidden_state[0, places].float()
+        with answering(StudentPass(gates, gated_layers(loaded.spec), teacher.outputs, sink, recent)):
+            given = loaded.model.base_model(input_ids=ids, use_cache=False).last_hidden_state[0, places].float()
     loss: Tensor = (given - wanted).square().mean() / wanted.square().mean()
     return loss
 
