@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
+
+import torch
 
 from lserve_tools.engine.contexts import ContextNode, ContextTree
 from lserve_tools.engine.memory import ChunkPlaces, KVMemory
@@ -147,8 +150,9 @@ class Scheduler:
                 break
             records.append(record)
         try:
-            for chunk in range(self._usable(records)):
-                self._load_chunk(self._source, node, chunk, records[chunk])
+            with _one_thread():
+                for chunk in range(self._usable(records)):
+                    self._load_chunk(self._source, node, chunk, records[chunk])
         except CorruptShardError as error:
             self.warnings.append(f"{error.message} {node.segment.name} is computed instead. {error.cure}")
             node.num_filled = 0 if self._memory.has_streaming else node.num_filled
@@ -174,6 +178,17 @@ class Scheduler:
             self._memory.load(layer, record, kv, places, self._rope)
         node.num_filled = last
         node.streaming.slide(node.start + last)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Keep torch to one thread: the source decompresses in threads of its own, which torch's would stall."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def sequence_work(sequence: Sequence, most: int) -> Work:
