@@ -22,7 +22,7 @@ from lserve_tools.heads.profile import HeadProfile
 from lserve_tools.models.load import LoadedModel
 from lserve_tools.quant.kv import get_codec
 from lserve_tools.schema import BuildSummary, LeftOut, Manifest
-from lserve_tools.text.documents import Document, find_documents
+from lserve_tools.text.documents import Document
 from lserve_tools.text.prompts import PromptFormat, document_segment, render_prompt_format
 from lserve_tools.text.segments import Segment
 
@@ -36,7 +36,6 @@ class BuildOptions:
     """What `build-cache` is told.
 
     Args:
-        root: folder of documents, or one file.
         output: folder of the cache.
         heads: a head profile; None takes the one in `.lserve/heads` if it is the model's.
         streaming_heads: `window` or `full`.
@@ -45,7 +44,6 @@ class BuildOptions:
         dry_run: say what would be done, and do nothing.
     """
 
-    root: Path
     output: Path
     model: ModelChoice = field(default_factory=ModelChoice)
     heads: Path | None = None
@@ -57,18 +55,19 @@ class BuildOptions:
     dry_run: bool = False
 
 
-def build_cache(options: BuildOptions, talk: Talk) -> BuildSummary:
+def build_cache(
+    documents: Sequence[Document], errors: Sequence[DocumentError], options: BuildOptions, talk: Talk
+) -> BuildSummary:
     """Bring a cache up to date with a folder of documents.
 
     Args:
+        documents, errors: what `find_documents` found.
         talk: takes one line of what a user should know while it runs.
 
     Raises:
-        UsageError: if there are no documents.
         CacheMismatchError: if the cache there is of another model, prefix, codec or profile.
         CacheError: if the disk has no room.
     """
-    documents, errors = find_documents(options.root, exclude=[options.output])
     model = options.model.resolve()
     prompt = render_prompt_format(options.model.tokenizer(model), options.system)
     if prompt.system_in_user:
@@ -174,6 +173,7 @@ class _Build:
                 self.summary.unchanged += 1
             else:
                 self._add(document)
+        self.summary.failed.sort(key=lambda left: left.path)
         self.summary.pruned = len(cached.keys() - self._keep) if self._options.prune else 0
         if self._pending:
             self._estimate()

@@ -12,9 +12,9 @@ from typing import Protocol
 import psutil
 
 from lserve_tools.batch.plan import PlannedLine, Planner, answer_found
-from lserve_tools.batch.reader import Batch, read_batch
+from lserve_tools.batch.reader import Batch
 from lserve_tools.batch.setup import ModelChoice, open_setup
-from lserve_tools.batch.writer import ResultFormat, ResultWriter, check_output, default_output
+from lserve_tools.batch.writer import ResultFormat, ResultWriter
 from lserve_tools.engine.llm import EngineOptions
 from lserve_tools.engine.sampling import SamplingParams
 from lserve_tools.engine.sequence import Completion, Request
@@ -29,19 +29,20 @@ class RunOptions:
     """What `run` is told.
 
     Args:
+        folder: of the batch file; without a cache, documents are looked for in it.
+        output: the file of results.
         cache: folder of the cache.
         use_cache: whether KV is taken from it.
         heads: a head profile, or None for the cache's.
-        output: the results, or None for the file beside the batch.
         sampling: for what a line leaves open.
     """
 
-    batch: Path
+    folder: Path
+    output: Path
     cache: Path
     use_cache: bool = True
     heads: Path | None = None
     model: ModelChoice = field(default_factory=ModelChoice)
-    output: Path | None = None
     result_format: ResultFormat = "openai"
     overwrite: bool = False
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -57,8 +58,8 @@ class Engine(Protocol):
     def generate(self, requests: Iterable[Request]) -> Iterator[Completion]: ...
 
 
-def run_batch(options: RunOptions, talk: Talk) -> RunSummary:
-    """Answer every line of a batch file.
+def run_batch(batch: Batch, options: RunOptions, talk: Talk) -> RunSummary:
+    """Answer every line of a batch.
 
     Args:
         talk: takes one line of what a user should know while it runs.
@@ -66,10 +67,8 @@ def run_batch(options: RunOptions, talk: Talk) -> RunSummary:
     Raises:
         UsageError: if nothing can be started with these options; nothing was written then.
     """
-    output = options.output or default_output(options.batch)
-    check_output(output, options.overwrite)
-    batch = read_batch(options.batch)
-    setup = open_setup(options.model, options.cache, options.heads, options.use_cache, folder=options.batch.parent)
+    output = options.output
+    setup = open_setup(options.model, options.cache, options.heads, options.use_cache, folder=options.folder)
     cached = setup.source is not None
     planner = Planner(setup.library, setup.tokenizer, setup.prompt, options.sampling, cached=cached)
     planned = planner.plan(batch)

@@ -109,7 +109,9 @@ def open_setup(choice: ModelChoice, cache: Path, heads: Path | None, use_cache: 
     choice = _as_built(choice, manifest)
     model = choice.resolve()
     store.check(
-        model_fingerprint=model_fingerprint(model.path), tokenizer_fingerprint=tokenizer_fingerprint(model.path)
+        model=model.name,
+        model_fingerprint=model_fingerprint(model.path),
+        tokenizer_fingerprint=tokenizer_fingerprint(model.path),
     )
     if profile is not None:
         store.check(head_profile=profile.id)

@@ -123,9 +123,9 @@ def _open(path: Path, overwrite: bool) -> IO[bytes]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         return path.open("wb" if overwrite else "xb")
-    except FileExistsError:
-        raise _exists(path) from None
     except OSError as error:
+        if path.is_file() and not overwrite:
+            raise _exists(path) from None
         raise UsageError(f"{path}: cannot be written ({error.strerror}).") from None
 
 

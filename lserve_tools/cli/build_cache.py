@@ -22,6 +22,7 @@ from lserve_tools.cli.options import (
     Verbose,
 )
 from lserve_tools.cli.output import Output
+from lserve_tools.text.documents import find_documents
 
 if TYPE_CHECKING:
     from lserve_tools.schema import BuildSummary
@@ -62,11 +63,11 @@ def command(
     are built, and the exit code is 1. A second build computes only what has changed.
     """
     out = Output.start(as_json=as_json, quiet=quiet, verbose=verbose)
+    documents, errors = find_documents(docs, exclude=[output])
     from lserve_tools.batch.build import BuildOptions, build_cache
     from lserve_tools.batch.setup import ModelChoice
 
     options = BuildOptions(
-        root=docs,
         output=output,
         model=ModelChoice(model, revision, dtype, device, trust_remote_code),
         heads=heads,
@@ -77,7 +78,7 @@ def command(
         overwrite=overwrite,
         dry_run=dry_run,
     )
-    summary = build_cache(options, out.talk)
+    summary = build_cache(documents, errors, options, out.talk)
     out.result(summary, _rows(summary))
     if summary.failed:
         raise typer.Exit(1)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from lserve_tools.batch.reader import read_batch
+from lserve_tools.batch.writer import check_output, default_output
 from lserve_tools.cli.options import (
     CacheFolder,
     Device,
@@ -77,18 +79,21 @@ def command(
     out = Output.start(as_json=as_json, quiet=quiet, verbose=verbose)
     if as_json and str(output) == "-":
         raise UsageError("--json and -o - both want stdout.", cure="Give one of them.")
+    lines = read_batch(batch)
+    destination = output or default_output(batch)
+    check_output(destination, overwrite)
     from lserve_tools.batch.run import RunOptions, run_batch
     from lserve_tools.batch.setup import ModelChoice
     from lserve_tools.engine.llm import EngineOptions
     from lserve_tools.engine.sampling import SamplingParams
 
     options = RunOptions(
-        batch=batch,
+        folder=batch.parent,
+        output=destination,
         cache=cache,
         use_cache=not no_cache,
         heads=heads,
         model=ModelChoice(model, revision, dtype, device, trust_remote_code),
-        output=output,
         result_format=result_format,
         overwrite=overwrite,
         sampling=SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p),
@@ -100,7 +105,7 @@ def command(
             seed=seed,
         ),
     )
-    summary = run_batch(options, out.talk)
+    summary = run_batch(lines, options, out.talk)
     if as_json:
         out.result(summary, [])
     else:
