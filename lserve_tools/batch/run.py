@@ -83,11 +83,11 @@ def run_batch(batch: Batch, options: RunOptions, talk: Talk) -> RunSummary:
     summary.load_seconds = time.perf_counter() - started
     form = options.result_format
     with ResultWriter(output, model=setup.model.name, result_format=form, overwrite=options.overwrite) as writer:
-        run = _Run(summary, writer, talk)
-        run.warn(planner.warnings)
-        run.fail_all(batch)
+        answering = Answering(summary, writer, talk)
+        answering.warn(planner.warnings)
+        answering.fail_all(batch)
         if engine is not None:
-            run.answer(engine, planned)
+            answering.answer(engine, planned)
     summary.peak_rss_bytes = peak_rss_bytes()
     return summary
 
@@ -102,7 +102,7 @@ def peak_rss_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-class _Run:
+class Answering:
     """One run's results on their way to file and summary."""
 
     def __init__(self, summary: RunSummary, writer: ResultWriter, talk: Talk) -> None:
