@@ -107,6 +107,8 @@ def _rows(summary: ProfileSummary) -> Iterable[tuple[str, str]]:
     """The summary for people."""
     windows = f"sink {summary.sink}, recent {summary.recent}"
     yield "streaming", f"{summary.streaming} of {summary.heads} KV heads ({summary.sparsity:.0%}); {windows}"
+    gates = f"{summary.low_gates} gates below 0.2, {summary.high_gates} above 0.8"
+    yield "training", f"loss {summary.first_loss:.4f} to {summary.last_loss:.4f}; {gates}"
     losses = f"{summary.dense.loss:.3f} with none streaming, {summary.chosen.loss:.3f} with these"
     yield "answer loss", losses
     right = f"{summary.dense.accuracy:.0%} with none streaming, {summary.chosen.accuracy:.0%} with these"

@@ -112,10 +112,11 @@ def _schedule(steps: int, step: int) -> float:
 def _step(loaded: LoadedModel, prompt: Prompt, training: Training, settings: GateSettings) -> LossPoint:
     gates = training.gates.clone().requires_grad_()
     distillation = distillation_loss(loaded, prompt, gates, settings.sink, settings.recent)
-    (distillation + settings.reg * gates.mean()).backward()
-    point = LossPoint(
-        step=training.steps, distillation=float(distillation.detach()), mean_gate=float(gates.detach().mean())
-    )
+    mean = gates.mean()
+    loss = distillation + settings.reg * mean
+    loss.backward()
+    found = {"loss": loss, "distillation": distillation, "mean_gate": mean}
+    point = LossPoint(step=training.steps, **{name: float(value.detach()) for name, value in found.items()})
     training.curve.append(point)
     assert gates.grad is not None
     _adam(training, gates.grad, learning_rate(settings, point.step))

@@ -24,6 +24,7 @@ from lserve_tools.schema import GateSettings, LossPoint, ProfileData, ProfileRec
 from lserve_tools.text.prompts import render_prompt_format
 
 CHECKPOINT = "checkpoint.safetensors"
+_LINES = 4  # of progress where no bar is shown
 AUTO_SPARSITIES = (0.25, 0.5, 0.625, 0.75, 0.875)
 
 
@@ -56,7 +57,7 @@ class SearchOptions:
     resume: bool = False
     overwrite: bool = False
     facts: int = 6
-    held_out: int = 8
+    held_out: int = 6
 
     def check(self) -> None:
         """Look at options and folder before the model is loaded.
@@ -108,7 +109,7 @@ def find_heads(
             settings,
             checkpoint=options.output / CHECKPOINT,
             resume=options.resume,
-            report=lambda point: _show(bar, point),
+            report=lambda point: _show(bar, point, say),
         )
     trained = time.perf_counter()
     scores = training.gates.float().cpu()
@@ -202,9 +203,12 @@ def _progress(name: str, total: int) -> Iterator[Any]:
         yield bar
 
 
-def _show(bar: Any, point: LossPoint) -> None:
-    bar.set_postfix(loss=f"{point.distillation:.4f}", gate=f"{point.mean_gate:.2f}", refresh=False)
-    bar.update(point.step + 1 - bar.n)
+def _show(bar: Any, point: LossPoint, say: Callable[[str], None]) -> None:
+    done = point.step + 1
+    bar.set_postfix(loss=f"{point.loss:.4f}", gate=f"{point.mean_gate:.2f}", refresh=False)
+    if bar.disable and done * _LINES // bar.total > point.step * _LINES // bar.total:
+        say(f"step {done} of {bar.total}: loss {point.loss:.4f}, mean gate {point.mean_gate:.2f}")
+    bar.update(done - bar.n)
 
 
 def _summary(
@@ -224,6 +228,10 @@ def _summary(
         sparsity=profile.sparsity,
         sink=profile.sink,
         recent=profile.recent,
+        first_loss=profile.record.loss_curve[0].loss,
+        last_loss=profile.record.loss_curve[-1].loss,
+        low_gates=int((profile.scores < 0.2).sum()),
+        high_gates=int((profile.scores > 0.8).sum()),
         dense=profile.record.quality_curve[0],
         chosen=chosen,
         training_seconds=seconds[0],

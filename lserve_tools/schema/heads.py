@@ -65,6 +65,7 @@ class LossPoint(BaseModel):
     """One step of training.
 
     Args:
+        loss: what is minimised, the distillation loss and the weighted mean gate.
         distillation: squared distance of the answer tokens' hidden states from the full model's, relative to the
             square of these.
         mean_gate: over all KV heads, before the step.
@@ -73,6 +74,7 @@ class LossPoint(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     step: int
+    loss: float
     distillation: float
     mean_gate: float
 
@@ -124,6 +126,8 @@ class ProfileSummary(BaseModel):
 
     Args:
         heads: KV heads of the model; `streaming` of them stream.
+        first_loss, last_loss: of the training.
+        low_gates, high_gates: below 0.2 and above 0.8 at its end.
         dense, chosen: quality with no head streaming, and with those.
         training_seconds, evaluation_seconds: of wall clock.
         files: that were written.
@@ -137,6 +141,10 @@ class ProfileSummary(BaseModel):
     sparsity: float
     sink: int
     recent: int
+    first_loss: float
+    last_loss: float
+    low_gates: int
+    high_gates: int
     dense: QualityPoint
     chosen: QualityPoint
     training_seconds: float
