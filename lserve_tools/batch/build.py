@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, NoReturn
 
@@ -13,7 +14,7 @@ from tqdm import tqdm
 from lserve_tools.batch.capture import DocumentCapture
 from lserve_tools.batch.estimate import check_disk, estimate_bytes, estimate_seconds, show_bytes, show_seconds
 from lserve_tools.batch.setup import ModelChoice, dtype_name
-from lserve_tools.cache.manifest import MANIFEST, compare
+from lserve_tools.cache.manifest import MANIFEST, compare, read_manifest
 from lserve_tools.cache.store import CacheStore
 from lserve_tools.cache.writer import CacheWriter
 from lserve_tools.engine.llm import LLM, EngineOptions
@@ -70,6 +71,8 @@ def build_cache(
     """
     model = options.model.resolve()
     prompt = render_prompt_format(options.model.tokenizer(model), options.system)
+    if not options.overwrite and (options.output / MANIFEST).exists():
+        prompt = _as_built(prompt, read_manifest(options.output), options.system)
     if prompt.system_in_user:
         talk("The model's chat template takes no system role: the system text stands before the documents instead.")
     loaded = options.model.load(model)
@@ -105,6 +108,13 @@ def choose_profile(folder: Path | None, loaded: LoadedModel, talk: Talk) -> Head
     return profile
 
 
+def _as_built(prompt: PromptFormat, manifest: Manifest, system: str | None) -> PromptFormat:
+    """The prompt with the cache's prefix, since templates may print the date."""
+    if manifest.system != system:
+        return prompt
+    return replace(prompt, prefix_text=manifest.prefix_text, prefix_ids=manifest.prefix_ids)
+
+
 def _manifest(
     options: BuildOptions, loaded: LoadedModel, llm: LLM, prompt: PromptFormat, profile: HeadProfile | None
 ) -> Manifest:
@@ -130,9 +140,9 @@ def _manifest(
         prefix_text=prompt.prefix_text,
         prefix_ids=prompt.prefix_ids,
         head_profile=profile.id if profile else None,
-        head_mask=tuple(map(tuple, profile.retrieval.tolist())) if profile else None,
-        sink=profile.sink if profile else 0,
-        recent=profile.recent if profile else 0,
+        head_mask=llm.windows.mask if llm.windows else None,
+        sink=llm.windows.sink if llm.windows else 0,
+        recent=llm.windows.recent if llm.windows else 0,
         streaming=options.streaming_heads,
     )
 
@@ -194,16 +204,16 @@ class _Build:
         self._count()
 
     def _cached(self) -> dict[str, str]:
-        """Digests of the documents that the cache has already."""
+        """Digests of the documents that the cache has already; a damaged cache is mended first."""
         folder = self._options.output
         if self._options.overwrite or not (folder / MANIFEST).exists():
             return {}
-        store = CacheStore.open(folder)
-        try:
-            compare(store.manifest, self._manifest, folder)
+        compare(read_manifest(folder), self._manifest, folder)
+        if not self._options.dry_run:
+            with CacheWriter(folder, self._manifest) as writer:
+                return writer.documents()
+        with closing(CacheStore.open(folder)) as store:
             return {entry.path: entry.sha256 for entry in store.documents()}
-        finally:
-            store.close()
 
     def _add(self, document: Document) -> None:
         """Plan one document, unless it is too long."""
@@ -226,7 +236,7 @@ class _Build:
         segments = [segment for _, segment in self._pending]
         tokens = sum(len(s.token_ids) for s in segments)
         summary = self.summary
-        summary.estimated_bytes = estimate_bytes(self._manifest, segments)
+        summary.estimated_bytes = estimate_bytes(self._manifest, [*self._prefix, *segments])
         check_disk(self._options.output, summary.estimated_bytes)
         summary.estimated_seconds = estimate_seconds(self._llm, self._loaded, segments)
         cost = f"about {show_bytes(summary.estimated_bytes)} on disk, about {show_seconds(summary.estimated_seconds)}"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 import psutil
+from tqdm import tqdm
 
 from lserve_tools.batch.plan import PlannedLine, Planner, answer_found
 from lserve_tools.batch.reader import Batch
@@ -123,17 +124,17 @@ class Answering:
     def answer(self, engine: Engine, planned: list[PlannedLine]) -> None:
         """Ask all planned lines and write each answer as it comes."""
         lines = {p.line.id: p for p in planned}
-        self._summary.other_system = sum(p.other_system for p in planned)
-        if self._summary.other_system:
-            self.warn(
-                [f"{self._summary.other_system} lines have another system text than the cache: computed without it."]
-            )
+        other = self._summary.other_system = sum(p.other_system for p in planned)
+        if other:
+            self.warn([f"lines with another system text than the cache's, computed without it: {other}."])
         told = len(engine.warnings)
         started = time.perf_counter()
-        for completion in engine.generate([p.request for p in planned]):
-            self.warn(engine.warnings[told:])
-            told = len(engine.warnings)
-            self._take(lines[completion.id], completion)
+        with tqdm(total=len(planned), unit="line", desc="run", disable=None, leave=False) as bar:
+            for completion in engine.generate([p.request for p in planned]):
+                self.warn(engine.warnings[told:])
+                told = len(engine.warnings)
+                self._take(lines[completion.id], completion)
+                bar.update()
         self._summary.seconds = time.perf_counter() - started
         self._summary.tokens_per_second = self._summary.completion_tokens / max(self._summary.seconds, 1e-9)
 
@@ -167,6 +168,6 @@ def _describe(planned: PlannedLine, error: LServeError) -> tuple[str, str]:
     if not isinstance(error, CapacityError):
         return "engine_error", f"{planned.place}: {error}"
     if planned.whole:
-        what = f"the whole cache ({len(planned.documents)} documents) {error.message}"
+        what = f"the whole cache (documents: {len(planned.documents)}) {error.message}"
         return "context_too_long", f'{planned.place}: {what} Name some of them with "documents".'
     return "context_too_long", f"{planned.place}: the prompt {error}"

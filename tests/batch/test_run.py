@@ -63,7 +63,7 @@ def test_every_line_is_written_counted_and_told(tmp_path: Path) -> None:
         "bad": "batch.jsonl:6: the question is empty.",
         "broken": "batch.jsonl:4: out of luck.",
         "long": "batch.jsonl:2: the prompt needs 70 tokens of context, and there are 50. Cut.",
-        "whole": "batch.jsonl:3: the whole cache (1 documents) needs 70 tokens of context, and there are 50."
+        "whole": "batch.jsonl:3: the whole cache (documents: 1) needs 70 tokens of context, and there are 50."
         ' Name some of them with "documents".',
     }
     assert results["good"]["answer_found"] is True

@@ -276,7 +276,7 @@ def test_a_cache_that_does_not_fit_into_one_prompt_says_so(built: Path, tmp_path
     assert answers["one"]["error"] is None
     failure = answers["whole"]["error"]
     assert failure["code"] == "context_too_long"
-    assert "batch.jsonl:1: the whole cache (3 documents) needs" in failure["message"]
+    assert "batch.jsonl:1: the whole cache (documents: 3) needs" in failure["message"]
     assert "600" in failure["message"]
     assert '"documents"' in failure["message"]
 
