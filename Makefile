@@ -51,4 +51,4 @@ format: $(STAMP)  ## sort imports and format
 	$(BIN)/ruff format $(CODE)
 
 bench: $(STAMP)  ## questions over cached documents against transformers
-	$(BIN)/lserve-tools bench qa
+	$(BIN)/lserve-tools bench qa --model $(or $(LSERVE_MODEL),demo)
