@@ -67,7 +67,9 @@ def bench_qa(options: QaOptions, talk: Talk) -> BenchQa:
     docs = options.folder / "docs"
     _write_documents(options, options.model.tokenizer(source), docs)
     talk("Building the cache.")
-    build = build_cache(BuildOptions(docs, options.folder / "cache", options.model, codec=options.codec), talk)
+    texts, errors = find_documents(docs)
+    settings = BuildOptions(options.folder / "cache", options.model, codec=options.codec)
+    build = build_cache(texts, errors, settings, talk)
     setup = open_setup(options.model, options.folder / "cache", None, True, folder=docs)
     loaded = setup.choice.load(setup.model)
     loaded = replace(loaded, spec=replace(loaded.spec, eos_token_ids=()))  # answers of equal length

@@ -56,3 +56,36 @@ def split_heads(
             retrieves = profile.retrieval[layer].to(device)
             layers.append(LayerHeads(everything[retrieves], everything[~retrieves], profile.sink, profile.recent))
     return layers
+
+
+@dataclass(frozen=True, slots=True)
+class StreamingWindows:
+    """What a cache must know of streaming heads.
+
+    Args:
+        mask: per layer and KV head, True for a retrieval head.
+        sink, recent: the widest windows of any layer, in tokens.
+    """
+
+    mask: tuple[tuple[bool, ...], ...]
+    sink: int
+    recent: int
+
+
+def windows_of(layers: list[LayerHeads], profile: HeadProfile | None, num_kv_heads: int) -> StreamingWindows | None:
+    """The windows of all layers together, or None if no head streams.
+
+    Raises:
+        ProfileError: if a head profile meets sliding windows that are wider than its own.
+    """
+    streaming = [heads for heads in layers if len(heads.streaming)]
+    if not streaming:
+        return None
+    recent = max(heads.recent for heads in streaming)
+    if profile is not None and recent > profile.recent:
+        raise ProfileError(
+            f"the model has sliding windows of {recent} tokens, the head profile a recent window of {profile.recent}.",
+            cure=f"Make one with profile-heads --recent {recent}, or go without.",
+        )
+    mask = tuple(tuple(h in heads.retrieval.tolist() for h in range(num_kv_heads)) for heads in layers)
+    return StreamingWindows(mask, max(heads.sink for heads in streaming), recent)

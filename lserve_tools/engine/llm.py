@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lserve_kernels import PageLayout
 from lserve_tools.engine.contexts import ContextNode, ContextTree
-from lserve_tools.engine.layers import split_heads
+from lserve_tools.engine.layers import StreamingWindows, split_heads, windows_of
 from lserve_tools.engine.memory import KVMemory, default_budget
 from lserve_tools.engine.runner import Runner
 from lserve_tools.engine.sampling import find_stop, sample, uniform
@@ -77,6 +77,7 @@ class LLM:
         spec = loaded.spec
         self.max_model_len = min(self._options.max_model_len or spec.max_positions, spec.max_positions)
         layers = split_heads(spec, profile, self.max_model_len, loaded.device)
+        self.windows: StreamingWindows | None = windows_of(layers, profile, spec.num_kv_heads)
         layout = PageLayout(self._options.page_size, spec.head_dim, loaded.dtype)
         budget = self._options.kv_memory or default_budget(loaded.device)
         owners = 2 * self._options.max_num_seqs + 16
