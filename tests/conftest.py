@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["OMP_NUM_THREADS"] = "1"  # tiny models gain nothing by more, and lose much on a busy machine
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 for name in [n for n in os.environ if n.startswith("LSERVE_") and n != "LSERVE_NEEDLE_MODEL"]:
     del os.environ[name]
@@ -19,7 +20,7 @@ from transformers.utils import logging
 
 from tests.helpers.tiny import tiny_model_folder
 
-torch.set_num_threads(2)
+torch.set_num_threads(1)
 logging.disable_progress_bar()
 
 
