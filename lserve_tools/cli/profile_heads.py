@@ -52,7 +52,7 @@ def command(
     sparsity: Sparsity = "auto",  # type: ignore[assignment]  # typer parses defaults too
     tolerance: Annotated[
         float, typer.Option("--tolerance", min=0, help="By how much auto may raise the loss per answer token, in nats.")
-    ] = 0.05,
+    ] = 0.02,
     seed: Seed = 0,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FOLDER", help="Folder of the profile.")] = Path(
         ".lserve/heads"

@@ -68,14 +68,16 @@ def _draw_heads(profile: HeadProfile, path: Path) -> Path:
 def _draw_curves(losses: Sequence[LossPoint], qualities: Sequence[QualityPoint], chosen: float, path: Path) -> Path:
     figure, (left, right) = _figure(2, 9, 3.2)
     steps = [point.step for point in losses]
-    left.plot(steps, [point.loss for point in losses], label="loss")
-    left.plot(steps, [point.distillation for point in losses], label="distillation loss")
-    left.set(xlabel="step", ylim=(0, None))
+    left.set(xlabel="step")
     gates = left.twinx()
-    gates.plot(steps, [point.mean_gate for point in losses], label="mean gate", color="gray", linestyle=":")
+    lines = [
+        *left.plot(steps, [point.loss for point in losses], label="loss"),
+        *left.plot(steps, [point.distillation for point in losses], label="distillation loss"),
+        *gates.plot(steps, [point.mean_gate for point in losses], ":", color="gray", label="mean gate (right axis)"),
+    ]
     gates.set(ylim=(0, 1))
-    left.legend(loc="upper left")
-    gates.legend(loc="upper right")
+    left.set(ylim=(0, None))
+    left.legend(handles=lines, loc="upper right")
     right.plot([point.sparsity for point in qualities], [point.loss for point in qualities], marker="o")
     right.axvline(chosen, linestyle="--", color="gray")
     right.set(xlabel="fraction of KV heads that stream", ylabel="loss per answer token", ylim=(0, None))

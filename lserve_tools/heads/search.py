@@ -52,7 +52,7 @@ class SearchOptions:
     min_length: int = 640
     max_length: int = 1024
     sparsity: float | None = None
-    tolerance: float = 0.05
+    tolerance: float = 0.02
     seed: int = 0
     resume: bool = False
     overwrite: bool = False
