@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lserve_tools.batch.build import BuildOptions, build_cache
+from lserve_tools.batch.reader import parse_batch
+from lserve_tools.batch.run import RunOptions, run_batch
+from lserve_tools.batch.setup import ModelChoice, open_setup
+from lserve_tools.engine.llm import EngineOptions
+from lserve_tools.engine.sampling import SamplingParams
+from lserve_tools.errors import CacheError, UsageError
+from lserve_tools.text.documents import find_documents
+
+
+@pytest.fixture(scope="module")
+def sliding(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Callable[..., Path]) -> Path:
+    """The cache of a model whose layers have sliding windows."""
+    home = tmp_path_factory.mktemp("sliding")
+    (home / "docs").mkdir()
+    (home / "docs" / "a.md").write_text("Berth 7 is signed by the harbour master before noon.\n" * 40)
+    documents, errors = find_documents(home / "docs")
+    model = ModelChoice(str(tiny_folder("mistral")))
+    summary = build_cache(documents, errors, BuildOptions(home / "cache", model, codec="exact"), print)
+    assert summary.built == 1
+    return home / "cache"
+
+
+def answer(cache: Path, output: Path, *, use_cache: bool) -> tuple[str, int]:
+    batch = parse_batch([b'{"id": "q", "question": "Who signs?", "documents": "a.md"}'], "batch.jsonl")
+    options = RunOptions(
+        folder=output.parent,
+        output=output,
+        cache=cache,
+        use_cache=use_cache,
+        result_format="simple",
+        sampling=SamplingParams(max_tokens=8),
+        engine=EngineOptions(kv_memory=2**26),
+    )
+    summary = run_batch(batch, options, print)
+    assert summary.failed == 0
+    return output.read_text().split('"answer":')[1].split(',"finish_reason"')[0], summary.tokens.exact
+
+
+def test_a_model_with_sliding_windows_answers_alike_from_its_cache(sliding: Path, tmp_path: Path) -> None:
+    cached, exact = answer(sliding, tmp_path / "cached.jsonl", use_cache=True)
+    computed, none = answer(sliding, tmp_path / "computed.jsonl", use_cache=False)
+    assert cached == computed
+    assert exact > 500
+    assert none == 0
+
+
+def test_a_folder_that_is_no_cache_is_not_taken_for_one(tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir()
+    with pytest.raises(CacheError, match="is not a cache"):
+        open_setup(ModelChoice(), tmp_path / "cache", None, True, folder=tmp_path)
+    with pytest.raises(UsageError, match="there is no cache"):
+        open_setup(ModelChoice(), tmp_path / "none", None, True, folder=tmp_path)
