@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -12,6 +12,8 @@ from lserve_tools.heads.gates import MaskedPass, answering, gate_attention, gate
 from lserve_tools.heads.synthetic import Prompt
 from lserve_tools.models.load import LoadedModel
 from lserve_tools.schema import QualityPoint
+
+_HALF, _ABOVE, _BELOW = 0.5, (0.625, 0.75, 0.875), (0.375, 0.25, 0.125)  # sparsities, in the order they are tried
 
 
 @torch.inference_mode()
@@ -43,3 +45,19 @@ def best_sparsity(points: Sequence[QualityPoint], tolerance: float) -> QualityPo
     """The point of largest sparsity whose loss is at most `tolerance` above that of the least sparse one."""
     allowed = min(points, key=lambda point: point.sparsity).loss + tolerance
     return max((point for point in points if point.loss <= allowed), key=lambda point: point.sparsity)
+
+
+def search_sparsity(measure: Callable[[float], QualityPoint], tolerance: float) -> list[QualityPoint]:
+    """Measure with no head streaming and with half of them; then with more as long as that is good, else with fewer.
+
+    Returns:
+        Points by rising sparsity, among them the sparsest that loses at most `tolerance`.
+    """
+    points = [measure(0.0), measure(_HALF)]
+    allowed = points[0].loss + tolerance
+    half_is_good = points[-1].loss <= allowed
+    for sparsity in _ABOVE if half_is_good else _BELOW:
+        points.append(measure(sparsity))
+        if (points[-1].loss <= allowed) != half_is_good:
+            break
+    return sorted(points, key=lambda point: point.sparsity)

@@ -16,7 +16,7 @@ from lserve_tools.errors import UsageError
 from lserve_tools.heads.corpus import load_corpus
 from lserve_tools.heads.optimize import default_lr, train_gates
 from lserve_tools.heads.profile import RECORD_FILE, SCORES_FILE, HeadProfile, choose_retrieval
-from lserve_tools.heads.quality import best_sparsity, measure_quality
+from lserve_tools.heads.quality import best_sparsity, measure_quality, search_sparsity
 from lserve_tools.heads.report import draw
 from lserve_tools.heads.synthetic import Prompt, PromptMaker
 from lserve_tools.models.load import LoadedModel
@@ -25,7 +25,6 @@ from lserve_tools.text.prompts import render_prompt_format
 
 CHECKPOINT = "checkpoint.safetensors"
 _LINES = 4  # of progress where no bar is shown
-AUTO_SPARSITIES = (0.25, 0.5, 0.625, 0.75, 0.875)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,15 +176,18 @@ def _prepare(loaded: LoadedModel, options: SearchOptions) -> tuple[GateSettings,
 
 
 def _quality(loaded: LoadedModel, prompts: list[Prompt], scores: Tensor, options: SearchOptions) -> list[QualityPoint]:
-    """Quality with no head streaming, then at the wanted sparsity or at several."""
-    wanted = AUTO_SPARSITIES if options.sparsity is None else (options.sparsity,)
-    curve = []
-    with _progress("quality", 1 + len(wanted)) as bar:
-        for sparsity in (0.0, *wanted):
+    """Quality with no head streaming, then at the wanted sparsity or at several; by rising sparsity."""
+    with _progress("quality", None) as bar:
+
+        def measure(sparsity: float) -> QualityPoint:
             retrieval = choose_retrieval(scores, sparsity)
-            curve.append(measure_quality(loaded, prompts, retrieval, sink=options.sink, recent=options.recent))
+            point = measure_quality(loaded, prompts, retrieval, sink=options.sink, recent=options.recent)
             bar.update()
-    return curve
+            return point
+
+        if options.sparsity is None:
+            return search_sparsity(measure, options.tolerance)
+        return [measure(0.0), measure(options.sparsity)]
 
 
 def _write(profile: HeadProfile, folder: Path) -> list[Path]:
@@ -196,7 +198,7 @@ def _write(profile: HeadProfile, folder: Path) -> list[Path]:
 
 
 @contextmanager
-def _progress(name: str, total: int) -> Iterator[Any]:
+def _progress(name: str, total: int | None) -> Iterator[Any]:
     from tqdm import tqdm
 
     with tqdm(total=total, desc=name, unit="step", dynamic_ncols=True) as bar:

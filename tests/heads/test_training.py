@@ -13,7 +13,7 @@ from lserve_tools.errors import ProfileError, UsageError
 from lserve_tools.heads.checkpoint import read_checkpoint
 from lserve_tools.heads.corpus import Corpus, load_corpus
 from lserve_tools.heads.optimize import Training, distillation_loss, learning_rate, train_gates
-from lserve_tools.heads.quality import best_sparsity, measure_quality
+from lserve_tools.heads.quality import best_sparsity, measure_quality, search_sparsity
 from lserve_tools.heads.synthetic import Prompt, PromptMaker
 from lserve_tools.models.load import LoadedModel, ModelSource, load_model
 from lserve_tools.schema import GateSettings, LossPoint, ProfileData, QualityPoint
@@ -173,6 +173,24 @@ def test_the_largest_sparsity_within_tolerance_is_chosen() -> None:
     losses = {0.0: 1.0, 0.25: 1.02, 0.5: 0.99, 0.75: 1.2}
     curve = [QualityPoint(sparsity=sparsity, loss=loss, accuracy=1) for sparsity, loss in losses.items()]
     assert [best_sparsity(curve, tolerance).sparsity for tolerance in (0, 0.1, 0.5)] == [0.5, 0.5, 0.75]
+
+
+@pytest.mark.parametrize(
+    ("bearable", "tried"),
+    [
+        (0.7, [0, 0.5, 0.625, 0.75]),
+        (1.0, [0, 0.5, 0.625, 0.75, 0.875]),
+        (0.3, [0, 0.25, 0.375, 0.5]),
+        (0.0, [0, 0.125, 0.25, 0.375, 0.5]),
+    ],
+)
+def test_sparsities_are_tried_until_one_is_too_many(bearable: float, tried: list[float]) -> None:
+    def measure(sparsity: float) -> QualityPoint:
+        return QualityPoint(sparsity=sparsity, loss=1.0 + 5 * (sparsity > bearable), accuracy=1)
+
+    points = search_sparsity(measure, 0.02)
+    assert [point.sparsity for point in points] == tried
+    assert best_sparsity(points, 0.02).sparsity == max(sparsity for sparsity in tried if sparsity <= bearable)
 
 
 @pytest.mark.parametrize("kind", ["file", "folder"])
