@@ -10,48 +10,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
-from transformers import AttentionInterface, PreTrainedModel
-from transformers.masking_utils import AttentionMaskInterface
+from transformers import PreTrainedModel
 
 from lserve_kernels.block_sparse_prefill.reference import causal_attention
 from lserve_tools.heads.streaming import StreamingMask, streaming_attention
+from lserve_tools.models.attention import AttentionCall, register
 from lserve_tools.models.spec import ModelSpec
 
 NAME = "lserve_gates"
 
 
-@dataclass(frozen=True, slots=True)
-class GateCall:
-    """What one layer asks for.
-
-    Args:
-        query: `[B, Hq, T, D]` after RoPE.
-        key: `[B, Hkv, T, D]` after RoPE.
-        value: `[B, Hkv, T, Dv]`.
-        scale: factor of the scores.
-        window: tokens that a query sees, itself included, or None for all.
-        softcap: bound of the scores, or None.
-    """
-
-    layer: int
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    scale: float
-    window: int | None
-    softcap: float | None
-
-
 class GatePass(Protocol):
-    """Answers the attention calls of one forward pass with `[B, Hq, T, Dv]`."""
+    """Answers the attention calls of one forward pass, `[B, H, T, D]` in, with `[B, Hq, T, Dv]`."""
 
-    def attend(self, call: GateCall) -> Tensor: ...
+    def attend(self, call: AttentionCall) -> Tensor: ...
 
 
 @dataclass(slots=True)
@@ -60,7 +38,7 @@ class TeacherPass:
 
     outputs: dict[int, Tensor] = field(default_factory=dict)
 
-    def attend(self, call: GateCall) -> Tensor:
+    def attend(self, call: AttentionCall) -> Tensor:
         self.outputs[call.layer] = full_attention(call)
         return self.outputs[call.layer]
 
@@ -82,7 +60,7 @@ class StudentPass:
     sink: int
     recent: int
 
-    def attend(self, call: GateCall) -> Tensor:
+    def attend(self, call: AttentionCall) -> Tensor:
         if not self.gated[call.layer]:
             return full_attention(call)
         streaming = _stream(call, self.sink, self.recent)
@@ -105,7 +83,7 @@ class MaskedPass:
     sink: int
     recent: int
 
-    def attend(self, call: GateCall) -> Tensor:
+    def attend(self, call: AttentionCall) -> Tensor:
         retrieval = self.retrieval[call.layer]
         if not self.gated[call.layer] or bool(retrieval.all()):
             return full_attention(call)
@@ -121,7 +99,7 @@ class MaskedPass:
         return out
 
 
-def full_attention(call: GateCall) -> Tensor:
+def full_attention(call: AttentionCall) -> Tensor:
     """What the model itself computes: causal attention, inside the layer's own window if it has one."""
     batch, heads, length, _ = call.query.shape
     if call.window is not None and call.window < length:
@@ -145,8 +123,7 @@ def gated_layers(spec: ModelSpec) -> tuple[bool, ...]:
 @contextmanager
 def gate_attention(model: PreTrainedModel) -> Iterator[None]:
     """Let the model call this attention inside the block; `answering` says who answers."""
-    AttentionInterface.register(NAME, _attention)
-    AttentionMaskInterface.register(NAME, _no_mask)
+    register(NAME, _attention)
     before = model.config._attn_implementation
     model.set_attn_implementation(NAME)
     try:
@@ -168,36 +145,28 @@ def answering(gate_pass: GatePass) -> Iterator[None]:
 _active: ContextVar[GatePass | None] = ContextVar("lserve_gate_pass", default=None)
 
 
-def _no_mask(*_args: Any, **_kwargs: Any) -> None:
-    return None
-
-
 def _attention(
     module: torch.nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None = None,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    **_kwargs: Any,
+    **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Answer one layer: `[B, H, T, D]` in, `[B, T, Hq, Dv]` out."""
     gate_pass = _active.get()
     if gate_pass is None:
         raise RuntimeError(f"attention {NAME!r} was called outside of answering()")
-    scale = scaling if scaling is not None else float(query.shape[-1]) ** -0.5
-    call = GateCall(int(module.layer_idx), query, key, value, scale, sliding_window, softcap)  # type: ignore[arg-type]
+    call = AttentionCall.of(module, query, key, value, **kwargs)
     return gate_pass.attend(call).transpose(1, 2), None
 
 
-def _stream(call: GateCall, sink: int, recent: int) -> Tensor:
+def _stream(call: AttentionCall, sink: int, recent: int) -> Tensor:
     mask = StreamingMask.build(call.query.shape[2], sink, recent, call.query.dtype, call.query.device)
     return streaming_attention(call.query, call.key, call.value, mask, scale=call.scale, softcap=call.softcap)
 
 
-def _kv_heads(call: GateCall, index: Tensor) -> GateCall:
+def _kv_heads(call: AttentionCall, index: Tensor) -> AttentionCall:
     """The call for some of its KV heads and their query heads."""
     query = call.query.unflatten(1, (call.key.shape[1], -1))[:, index].flatten(1, 2)
-    return GateCall(call.layer, query, call.key[:, index], call.value[:, index], call.scale, call.window, call.softcap)
+    return replace(call, query=query, key=call.key[:, index], value=call.value[:, index])

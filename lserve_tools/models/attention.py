@@ -7,7 +7,7 @@ runner sets around the forward pass.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ NAME = "lserve"
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """What one layer asks for: attention of `T` packed tokens.
+    """What one layer asks for: attention of `T` tokens. A batch may stand before the heads.
 
     Args:
         layer: index of the layer.
@@ -44,6 +44,32 @@ class AttentionCall:
     scale: float
     window: int | None
     softcap: float | None
+
+    @classmethod
+    def of(
+        cls,
+        module: torch.nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float | None = None,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        s_aux: Tensor | None = None,
+        **_: Any,
+    ) -> AttentionCall:
+        """Read what transformers hands to an attention function.
+
+        Raises:
+            ModelError: if the layer asks for something that cannot be answered.
+        """
+        if s_aux is not None:
+            raise ModelError(f"{type(module).__name__} uses attention sinks as extra logits, which cannot be run here.")
+        layer = getattr(module, "layer_idx", None)
+        if layer is None:
+            raise ModelError(f"{type(module).__name__} does not tell its layer index; this model cannot be run.")
+        scale = scaling if scaling is not None else float(query.shape[-1]) ** -0.5
+        return cls(int(layer), query, key, value, scale, sliding_window, softcap)
 
 
 class AttentionStep(Protocol):
@@ -67,10 +93,14 @@ def active_step(step: AttentionStep) -> Iterator[None]:
         _active.reset(token)
 
 
-def register() -> None:
-    """Register `lserve` with transformers, together with a mask builder that never builds a mask."""
-    AttentionInterface.register(NAME, _attention)
-    AttentionMaskInterface.register(NAME, _no_mask)
+def register(name: str = NAME, attention: Callable[..., tuple[Tensor, None]] | None = None) -> None:
+    """Register an attention function with transformers, with a mask builder that never builds a mask.
+
+    Args:
+        attention: takes what transformers hands over; None registers the engine's.
+    """
+    AttentionInterface.register(name, attention or _attention)
+    AttentionMaskInterface.register(name, _no_mask)
 
 
 def _no_mask(*_args: Any, **_kwargs: Any) -> None:
@@ -83,20 +113,11 @@ def _attention(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None = None,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Answer one layer: `[1, H, T, D]` in, `[1, T, Hq, Dv]` out."""
     step = _active.get()
     if step is None:
         raise RuntimeError("attention 'lserve' was called outside of active_step(); use LLM, or another attention")
-    if kwargs.get("s_aux") is not None:
-        raise ModelError(f"{type(module).__name__} uses attention sinks as extra logits, which this engine cannot run.")
-    layer = getattr(module, "layer_idx", None)
-    if layer is None:
-        raise ModelError(f"{type(module).__name__} does not tell its layer index; this model cannot be run.")
-    scale = scaling if scaling is not None else float(query.shape[-1]) ** -0.5
-    call = AttentionCall(int(layer), query[0], key[0], value[0], scale, sliding_window, softcap)
+    call = AttentionCall.of(module, query[0], key[0], value[0], **kwargs)
     return step.attend(call)[None], None
