@@ -40,6 +40,7 @@ class DocumentCapture:
         self._last_layer = writer.manifest.num_layers - 1
         self._wants_prefix = not writer.has_prefix
         self._positions = torch.empty(0, dtype=torch.int64)
+        self._keys: list[bytes] = []
 
     def __call__(self, segment: int, chunk: int, layer: int, keys: Tensor, values: Tensor) -> None:
         """Take one layer of a chunk; see `LLM.prefill`."""
@@ -65,6 +66,8 @@ class DocumentCapture:
         position = sum(len(s.token_ids) for s in self._segments[:segment]) + first
         self._positions = torch.arange(position, position + len(ids), device=device)
         root = self._writer.root_key if segment < len(self._segments) - 1 else self._writer.document_root
+        if chunk == 0:
+            self._keys = chain_keys(root, tokens.token_ids, tokens.chunks)
         if chunk == 0 and segment < len(self._segments) - 1:
             self._writer.begin_prefix()
         elif chunk == 0:
@@ -72,5 +75,4 @@ class DocumentCapture:
             self._writer.begin_document(
                 file.path, file.sha256, file.size, file.mtime_ns, tokens.token_ids, tokens.chunks
             )
-        key = chain_keys(root, tokens.token_ids[: first + len(ids)], tokens.chunks[: chunk + 1])[-1]
-        self._writer.begin_chunk(key, ids, position)
+        self._writer.begin_chunk(self._keys[chunk], ids, position)

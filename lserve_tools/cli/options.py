@@ -89,7 +89,6 @@ MaxNumBatchedTokens = Annotated[
 MaxModelLen = Annotated[
     int | None, typer.Option("--max-model-len", min=1, help="Longest prompt plus answer, in tokens; else the model's.")
 ]
-PageSize = Annotated[int, typer.Option("--page-size", min=1, help="Tokens of a KV page.")]
 Sparsity = Annotated[
     float | None,
     typer.Option("--sparsity", parser=parse_sparsity, metavar="auto|X", help="Fraction of KV heads that stream."),

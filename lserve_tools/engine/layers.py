@@ -87,5 +87,6 @@ def windows_of(layers: list[LayerHeads], profile: HeadProfile | None, num_kv_hea
             f"the model has sliding windows of {recent} tokens, the head profile a recent window of {profile.recent}.",
             cure=f"Make one with profile-heads --recent {recent}, or go without.",
         )
-    mask = tuple(tuple(h in heads.retrieval.tolist() for h in range(num_kv_heads)) for heads in layers)
+    retrieval = [heads.retrieval.tolist() for heads in layers]
+    mask = tuple(tuple(head in kept for head in range(num_kv_heads)) for kept in retrieval)
     return StreamingWindows(mask, max(heads.sink for heads in streaming), recent)

@@ -81,7 +81,7 @@ class LLM:
         layout = PageLayout(self._options.page_size, spec.head_dim, loaded.dtype)
         budget = self._options.kv_memory or default_budget(loaded.device)
         owners = 2 * self._options.max_num_seqs + 16
-        self._memory = KVMemory(layers, layout, budget, owners, loaded.device)
+        self._memory = KVMemory(layers, self.windows, layout, budget, owners, loaded.device)
         self._tree = ContextTree(self._memory, source.root_key if source else b"")
         self.rope = Rope(loaded.model)
         self._runner = Runner(loaded, self._memory)

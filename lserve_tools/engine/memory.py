@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lserve_kernels import PageLayout, slots
-from lserve_tools.engine.layers import LayerHeads
+from lserve_tools.engine.layers import LayerHeads, StreamingWindows
 from lserve_tools.engine.pages import PagePool
 from lserve_tools.engine.source import StoredChunk, StoredLayer
 from lserve_tools.engine.tables import PageTable, StreamingTable
@@ -22,6 +22,7 @@ class KVMemory:
 
     Args:
         layers: kind of each layer's heads.
+        windows: the widest of their windows, or None if no head streams.
         layout: of a page.
         budget: bytes for all pages.
         owners: contexts and sequences that hold streaming pages at a time, at most.
@@ -29,11 +30,16 @@ class KVMemory:
     """
 
     def __init__(
-        self, layers: list[LayerHeads], layout: PageLayout, budget: int, owners: int, device: torch.device
+        self,
+        layers: list[LayerHeads],
+        windows: StreamingWindows | None,
+        layout: PageLayout,
+        budget: int,
+        owners: int,
+        device: torch.device,
     ) -> None:
         self.layers, self.layout = layers, layout
-        self.sink = max((heads.sink for heads in layers if len(heads.streaming)), default=0)
-        self.recent = max((heads.recent for heads in layers if len(heads.streaming)), default=0)
+        self.sink, self.recent = (windows.sink, windows.recent) if windows else (0, 0)
         retrieval = sum(layout.bytes_per_page(len(heads.retrieval)) for heads in layers)
         streaming = sum(layout.bytes_per_page(len(heads.streaming)) for heads in layers)
         num_streaming = 0

@@ -155,8 +155,8 @@ class Scheduler:
                     self._load_chunk(self._source, node, chunk, records[chunk])
         except CorruptShardError as error:
             self.warnings.append(f"{error.message} {node.segment.name} is computed instead. {error.cure}")
-            node.num_filled = 0 if self._memory.has_streaming else node.num_filled
-            if self._memory.has_streaming:
+            if self._memory.has_streaming:  # its pages hold the window of a chunk that cannot be gone on from
+                node.num_filled = 0
                 node.streaming.release()
         node.num_exact = node.num_filled
 

@@ -26,16 +26,12 @@ class PageTable:
         self.first_pages = [sum(pages_per_chunk[:i]) for i in range(len(pages_per_chunk) + 1)]
         self.first_tokens = [sum(self.chunks[:i]) for i in range(len(self.chunks) + 1)]
         self.pages = pool.allocate(self.first_pages[-1])
+        self.contiguous = all(b == a + 1 for a, b in pairwise(self.pages))  # then a run of them is a view
 
     @staticmethod
     def count(chunks: Iterable[int], page_size: int) -> int:
         """Pages that chunks of these lengths need."""
         return sum(-(-length // page_size) for length in chunks)
-
-    @property
-    def contiguous(self) -> bool:
-        """Whether the pages follow each other in memory."""
-        return all(b == a + 1 for a, b in pairwise(self.pages))
 
     def slots(self, first: int, last: int) -> list[int]:
         """Slots of tokens `first … last − 1`, counted within the segment."""

@@ -6,8 +6,9 @@ import pytest
 
 from lserve_tools.engine.llm import LLM, EngineOptions
 from lserve_tools.engine.sequence import Completion, Request
-from tests.helpers.engine import FAMILIES, Prompts, dense, loaded, tiny_model
+from tests.helpers.engine import Prompts, dense, loaded, tiny_model
 from tests.helpers.oracles import assert_same_tokens
+from tests.helpers.tiny import FAMILIES
 
 NOISE = 1e-4  # logits of these models differ by less between differently shaped matrix products
 MEMORY = 1 << 25

@@ -19,28 +19,6 @@ from tests.helpers.oracles import Greedy, Windows, attention_of, greedy, lambda_
 
 VOCABULARY = 160
 WINDOW = 70
-FAMILIES = [
-    "llama",
-    "mistral",
-    "qwen2",
-    "qwen3",
-    "phi3",
-    "gemma2",
-    "gemma3_text",
-    "smollm3",
-    "granite",
-    "olmo2",
-    "cohere2",
-    "glm4",
-    "starcoder2",
-    "mixtral",
-    "qwen3_moe",
-    "ministral",
-    "exaone4",
-    "gpt_neox",
-    "nemotron",
-    "stablelm",
-]
 
 
 class NumberTokenizer:
