@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import psutil
 import torch
 from torch import Tensor
@@ -95,14 +98,12 @@ class KVMemory:
         """Write one layer of a stored chunk into its pages, rotated to where it stands."""
         heads = self.layers[layer]
         if len(heads.retrieval):
-            keys = stored.keys if record.rotated else rope.rotate(layer, stored.keys, places.positions)
-            _put(self._retrieval[layer], places.slots, keys, stored.values)
+            turn = None if record.rotated else partial(rope.rotate, layer, positions=places.positions)
+            _put(self._retrieval[layer], places.slots, stored.keys, stored.values, turn)
         if len(heads.streaming) and len(places.streaming_slots):
-            keys = stored.streaming_keys[:, places.streaming_tokens]
-            if not record.rotated:
-                keys = rope.rotate(layer, keys, places.streaming_positions)
-            values = stored.streaming_values[:, places.streaming_tokens]
-            _put(self._streaming[layer], places.streaming_slots, keys, values)
+            turn = None if record.rotated else partial(rope.rotate, layer, positions=places.streaming_positions)
+            keys, values = (x[:, places.streaming_tokens] for x in (stored.streaming_keys, stored.streaming_values))
+            _put(self._streaming[layer], places.streaming_slots, keys, values, turn)
 
 
 class ChunkPlaces:
@@ -140,6 +141,19 @@ def _as_index(places: list[int]) -> slice | Tensor:
     return torch.tensor(places, dtype=torch.int64)
 
 
-def _put(pages: tuple[Tensor, Tensor], places: slice | Tensor, keys: Tensor, values: Tensor) -> None:
-    for target, source in zip(pages, (keys, values), strict=True):
-        slots(target)[:, places] = source.to(target.dtype)
+def _put(
+    pages: tuple[Tensor, Tensor],
+    places: slice | Tensor,
+    keys: Tensor,
+    values: Tensor,
+    turn: Callable[..., Tensor] | None,
+) -> None:
+    """Write keys, turned, and values to their slots; where these follow each other, without a copy between."""
+    key_slots, value_slots = (slots(x) for x in pages)
+    value_slots[:, places] = values.to(value_slots.dtype)
+    if turn is None:
+        key_slots[:, places] = keys.to(key_slots.dtype)
+    elif isinstance(places, slice):
+        turn(keys, out=key_slots[:, places])
+    else:
+        key_slots[:, places] = turn(keys).to(key_slots.dtype)

@@ -11,7 +11,7 @@ import hashlib
 import inspect
 import sys
 from collections.abc import Callable
-from typing import Any
+from itertools import product
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +41,8 @@ class Rope:
         self._device = model.device
         self._rotated_layers: list[bool] = []
         self._cached: tuple[Tensor, dict[str, tuple[Tensor, Tensor]]] | None = None
-        self._whole = True
+        self._width: int | None = None  # of what the model rotates; None is that of its cosines
+        self._pairing = _halves
         self.movable = self._probe(model)
 
     def identity(self) -> str:
@@ -49,22 +50,25 @@ class Rope:
         text = f"{self._model_type} {self._parameters} {type(self._rotary).__name__} {self._layer_types} {self.movable}"
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
-    def rotate(self, layer: int, keys: Tensor, positions: Tensor) -> Tensor:
-        """Rotate keys `[H, T, D]` that carry no position to `positions` `[T]`; fp32 out."""
-        cos_sin = self._tables(layer, positions)
-        return keys.float() if cos_sin is None else self._turn(keys, *cos_sin)
+    def rotate(self, layer: int, keys: Tensor, positions: Tensor, out: Tensor | None = None) -> Tensor:
+        """Rotate keys `[H, T, D]` that carry no position to `positions` `[T]`.
+
+        Args:
+            out: room for them, in any dtype and with any strides; None makes some in fp32.
+        """
+        return self._turn(keys, self._tables(layer, positions), out)
 
     def unrotate(self, layer: int, keys: Tensor, positions: Tensor) -> Tensor:
         """Take the rotation to `positions` `[T]` out of keys `[H, T, D]`; fp32 out."""
-        cos_sin = self._tables(layer, positions)
-        if cos_sin is None:
-            return keys.float()
-        cos, sin = cos_sin
-        scaling = cos.square() + sin.square()  # cos and sin carry yarn's attention scaling: divide it out
-        return self._turn(keys, cos / scaling, -sin / scaling)
+        tables = self._tables(layer, positions)
+        if tables is not None:
+            straight, crossed = tables
+            scaling = straight.square() + crossed.square()  # yarn's attention scaling: divide it out
+            tables = straight / scaling, -crossed / scaling
+        return self._turn(keys, tables, None)
 
     def _tables(self, layer: int, positions: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Cosine and sine of a layer for `positions`, or None where the layer does not rotate."""
+        """What a channel and its partner are multiplied by, `[T, D]` each, or None where the layer does not rotate."""
         if not self.movable:
             raise ModelError(
                 f"keys of a {self._model_type} model cannot be moved to another position.",
@@ -72,31 +76,40 @@ class Rope:
             )
         if not self._rotated_layers[layer]:
             return None
-        return self._compute_tables(layer, positions)
-
-    def _compute_tables(self, layer: int, positions: Tensor) -> tuple[Tensor, Tensor]:
         if self._cached is None or self._cached[0] is not positions:
             self._cached = (positions, {})
         kind = self._layer_types[layer] if self._layer_types else ""
         tables = self._cached[1]
         if kind not in tables:
-            like = torch.empty(0, dtype=torch.float32, device=positions.device)
-            assert self._rotary is not None
-            extra: dict[str, Any] = {}
-            if "layer_type" in inspect.signature(self._rotary.forward).parameters:
-                extra["layer_type"] = kind
-            with torch.inference_mode():
-                tables[kind] = self._rotary(like, positions[None], **extra)
+            tables[kind] = self._compute_tables(kind, positions)
         return tables[kind]
 
-    def _turn(self, keys: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        keys = keys.float()[None]
-        turned = keys if self._whole else keys[..., : cos.shape[-1]]
+    @torch.inference_mode()
+    def _compute_tables(self, kind: str, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Tables of one kind of layer: what the model's own code makes of ones, without sines and without cosines."""
+        like = torch.empty(0, dtype=torch.float32, device=positions.device)
+        assert self._rotary is not None
         assert self._apply is not None
-        _, out = self._apply(turned[:, :0], turned, cos, sin)  # no query heads: only keys are wanted
-        if not self._whole:
-            out = torch.cat([out, keys[..., cos.shape[-1] :]], dim=-1)
-        return out[0]
+        extra = {"layer_type": kind} if "layer_type" in inspect.signature(self._rotary.forward).parameters else {}
+        cos, sin = self._rotary(like, positions[None], **extra)
+        ones = torch.ones(1, 1, len(positions), self._width or cos.shape[-1], device=positions.device)
+        no_queries, nothing = ones[:, :0], torch.zeros_like(cos)
+        straight, crossed = (self._apply(no_queries, ones, *x)[1][0, 0] for x in ((cos, nothing), (nothing, sin)))
+        return straight, crossed
+
+    def _turn(self, keys: Tensor, tables: tuple[Tensor, Tensor] | None, out: Tensor | None) -> Tensor:
+        """Multiply channels and their partners, in fp32, and write the sums to `out`."""
+        sums = out if out is not None and out.dtype == torch.float32 else torch.empty(keys.shape, device=keys.device)
+        if tables is None:
+            sums.copy_(keys)
+        else:
+            straight, crossed = tables
+            keys, width = keys.float(), straight.shape[-1]
+            torch.mul(keys[..., :width], straight, out=sums[..., :width])
+            for mine, partner in self._pairing(width):
+                sums[..., mine].addcmul_(keys[..., partner], crossed[..., mine])
+            sums[..., width:] = keys[..., width:]
+        return sums if out is None or out is sums else out.copy_(sums)
 
     def _probe(self, model: PreTrainedModel) -> bool:
         """Find how this model's keys turn and check it in every layer."""
@@ -110,7 +123,8 @@ class Rope:
         if self._rotary is None or self._apply is None:
             return False
         self.movable = True  # so that the trials below may rotate
-        for self._whole in (True, False):
+        for self._width, self._pairing in product((None, near[0].key.shape[-1]), (_halves, _neighbours)):
+            self._cached = None
             try:
                 if all(self._moves(i, a, b) for i, (a, b) in enumerate(keys)):
                     return True
@@ -123,6 +137,18 @@ class Rope:
         moved = self.rotate(layer, self.unrotate(layer, near, here), there)
         tolerance = 4 * torch.finfo(near.dtype).eps if near.dtype == torch.float32 else 2.0**-6
         return bool((moved - far).norm() <= max(tolerance, 1e-5) * far.norm())
+
+
+def _halves(width: int) -> tuple[tuple[slice, slice], ...]:
+    """Channels and their partners where the first half is rotated with the second."""
+    first, second = slice(0, width // 2), slice(width // 2, width)
+    return (first, second), (second, first)
+
+
+def _neighbours(width: int) -> tuple[tuple[slice, slice], ...]:
+    """Channels and their partners where each is rotated with the one beside it."""
+    even, odd = slice(0, width, 2), slice(1, width, 2)
+    return (even, odd), (odd, even)
 
 
 def _find_apply(model: nn.Module) -> Callable[..., tuple[Tensor, Tensor]] | None:
