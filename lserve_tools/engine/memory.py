@@ -150,10 +150,10 @@ def _put(
 ) -> None:
     """Write keys, turned, and values to their slots; where these follow each other, without a copy between."""
     key_slots, value_slots = (slots(x) for x in pages)
-    value_slots[:, places] = values.to(value_slots.dtype)
+    value_slots[:, places] = values.to(value_slots)
     if turn is None:
-        key_slots[:, places] = keys.to(key_slots.dtype)
+        key_slots[:, places] = keys.to(key_slots)
     elif isinstance(places, slice):
         turn(keys, out=key_slots[:, places])
     else:
-        key_slots[:, places] = turn(keys).to(key_slots.dtype)
+        key_slots[:, places] = turn(keys).to(key_slots)

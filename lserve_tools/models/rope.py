@@ -54,7 +54,7 @@ class Rope:
         """Rotate keys `[H, T, D]` that carry no position to `positions` `[T]`.
 
         Args:
-            out: room for them, in any dtype and with any strides; None makes some in fp32.
+            out: room for them in any dtype, on any device; None makes some in fp32.
         """
         return self._turn(keys, self._tables(layer, positions), out)
 
@@ -99,7 +99,8 @@ class Rope:
 
     def _turn(self, keys: Tensor, tables: tuple[Tensor, Tensor] | None, out: Tensor | None) -> Tensor:
         """Multiply channels and their partners, in fp32, and write the sums to `out`."""
-        sums = out if out is not None and out.dtype == torch.float32 else torch.empty(keys.shape, device=keys.device)
+        indirect = out is None or out.dtype != torch.float32 or out.device != keys.device
+        sums = torch.empty(keys.shape, device=keys.device) if out is None or indirect else out
         if tables is None:
             sums.copy_(keys)
         else:

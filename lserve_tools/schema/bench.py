@@ -19,7 +19,11 @@ class BenchContender(BaseModel):
 
 
 class BenchQa(BaseModel):
-    """What `bench qa` measured; `contenders` are transformers in two ways, then this engine."""
+    """What `bench qa` measured; `contenders` are transformers in two ways, then this engine.
+
+    `next_tokens` are those of the first contender's answers; `next_tokens_agreeing` of them are the engine's choice
+    too, after the same tokens before them.
+    """
 
     model: str
     dtype: str
@@ -31,3 +35,5 @@ class BenchQa(BaseModel):
     bytes_on_disk: int
     one_question_seconds: float
     sixteen_questions_seconds: float
+    next_tokens: int
+    next_tokens_agreeing: int

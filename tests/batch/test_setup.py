@@ -1,7 +1,8 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,25 +12,31 @@ from lserve_tools.batch.run import RunOptions, run_batch
 from lserve_tools.batch.setup import ModelChoice, open_setup
 from lserve_tools.engine.llm import EngineOptions
 from lserve_tools.engine.sampling import SamplingParams
-from lserve_tools.errors import CacheError, UsageError
+from lserve_tools.errors import CacheError, CacheMismatchError, UsageError
 from lserve_tools.text.documents import find_documents
+from tests.helpers.tiny import tiny_model_folder
+
+WINDOW = 400
 
 
 @pytest.fixture(scope="module")
-def sliding(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Callable[..., Path]) -> Path:
+def sliding(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The cache of a model whose layers have sliding windows."""
     home = tmp_path_factory.mktemp("sliding")
     (home / "docs").mkdir()
     (home / "docs" / "a.md").write_text("Berth 7 is signed by the harbour master before noon.\n" * 40)
+    (home / "docs" / "b.md").write_text("The ledger lies in the tower.\n")
     documents, errors = find_documents(home / "docs")
-    model = ModelChoice(str(tiny_folder("mistral")))
+    model = ModelChoice(str(tiny_model_folder(home / "model", "mistral", sliding_window=WINDOW)))
     summary = build_cache(documents, errors, BuildOptions(home / "cache", model, codec="exact"), print)
-    assert summary.built == 1
+    assert summary.built == 2
     return home / "cache"
 
 
-def answer(cache: Path, output: Path, *, use_cache: bool) -> tuple[str, int]:
-    batch = parse_batch([b'{"id": "q", "question": "Who signs?", "documents": "a.md"}'], "batch.jsonl")
+def answer(
+    cache: Path, output: Path, *, use_cache: bool, documents: str = '"a.md"', most: int | None = None
+) -> tuple[str, int]:
+    batch = parse_batch([b'{"id": "q", "question": "Who signs?", "documents": %s}' % documents.encode()], "batch.jsonl")
     options = RunOptions(
         folder=output.parent,
         output=output,
@@ -37,7 +44,7 @@ def answer(cache: Path, output: Path, *, use_cache: bool) -> tuple[str, int]:
         use_cache=use_cache,
         result_format="simple",
         sampling=SamplingParams(max_tokens=8),
-        engine=EngineOptions(kv_memory=2**26),
+        engine=EngineOptions(kv_memory=2**26, max_model_len=most),
     )
     summary = run_batch(batch, options, print)
     assert summary.failed == 0
@@ -52,9 +59,26 @@ def test_a_model_with_sliding_windows_answers_alike_from_its_cache(sliding: Path
     assert none == 0
 
 
+def test_a_context_within_the_sliding_window_answers_alike_from_the_cache(sliding: Path, tmp_path: Path) -> None:
+    """Every token sees all before it then, but the cache was built with a window."""
+    short: Any = {"documents": '"b.md"', "most": WINDOW}
+    cached, exact = answer(sliding, tmp_path / "cached.jsonl", use_cache=True, **short)
+    computed, _ = answer(sliding, tmp_path / "computed.jsonl", use_cache=False, **short)
+    assert cached == computed
+    assert exact > 0
+
+
 def test_a_folder_that_is_no_cache_is_not_taken_for_one(tmp_path: Path) -> None:
     (tmp_path / "cache").mkdir()
     with pytest.raises(CacheError, match="is not a cache"):
         open_setup(ModelChoice(), tmp_path / "cache", None, True, folder=tmp_path)
     with pytest.raises(UsageError, match="there is no cache"):
         open_setup(ModelChoice(), tmp_path / "none", None, True, folder=tmp_path)
+
+
+def test_a_cache_of_another_tokenizer_is_refused(sliding: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(sliding.parent / "model", tmp_path / "model")
+    text = (model / "tokenizer.json").read_text()
+    (model / "tokenizer.json").write_text(text.replace("<|im_start|>", "<|im_begin|>"))
+    with pytest.raises(CacheMismatchError, match="the cache was built with tokenizer "):
+        open_setup(ModelChoice(str(model)), sliding, None, True, folder=tmp_path)

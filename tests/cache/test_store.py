@@ -162,14 +162,14 @@ def test_what_is_no_cache_says_how_to_make_one(tmp_path: Path) -> None:
         ("", "is damaged"),
         ("[]", "is damaged"),
         ('{"format_version": 1}', "is damaged"),
-        ('{"format_version": 9}', "format version 9, and this release reads version 1"),
+        ('{"format_version": 9}', "format version 9, not 1"),
         ("\xff", "is damaged"),
     ],
 )
 def test_a_damaged_manifest_is_told(tmp_path: Path, text: str, why: str) -> None:
     build(tmp_path, tiny_manifest(), SHORT)
     (tmp_path / "manifest.json").write_bytes(text.encode("latin-1"))
-    with pytest.raises(CacheError, match=rf"manifest.json.*{why}.*--overwrite"):
+    with pytest.raises(CacheError, match=rf"{why}.*{tmp_path}.*--overwrite"):
         CacheStore.open(tmp_path)
 
 

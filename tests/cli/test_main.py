@@ -147,6 +147,14 @@ def test_not_a_size(text: str) -> None:
         parse_bytes(text)
 
 
+@pytest.mark.parametrize("option", ["--temperature", "--top-p"])
+def test_nan_is_no_number(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["run", "batch.jsonl", option, "nan"])
+    assert left.value.code == 2
+    assert f"Invalid value for '{option}'" in capsys.readouterr().err
+
+
 def test_devices_and_sparsities() -> None:
     assert [parse_device(d) for d in ("auto", "cpu", "cuda", "cuda:12")] == ["auto", "cpu", "cuda", "cuda:12"]
     assert [parse_sparsity(s) for s in ("auto", "0", "0.5", "1")] == [None, 0.0, 0.5, 1.0]
