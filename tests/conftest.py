@@ -16,6 +16,10 @@ for name in [n for n in os.environ if n.startswith("LSERVE_") and n != "LSERVE_N
     del os.environ[name]
 
 import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
 from transformers.utils import logging
 
 from tests.helpers.tiny import tiny_model_folder

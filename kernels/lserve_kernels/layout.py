@@ -26,9 +26,10 @@ class PageLayout:
     head_dim: int
     dtype: torch.dtype
 
-    def bytes_per_page(self, num_heads: int) -> int:
-        """Bytes of keys and values of one page for `num_heads` heads."""
-        return 2 * num_heads * self.page_size * self.head_dim * self.dtype.itemsize
+    def bytes_per_page(self, num_heads: int, logical_size: int | None = None) -> int:
+        """Bytes of a page for `num_heads` heads: keys and values, and bounds of its logical pages if there are any."""
+        bounds = self.page_size // logical_size if logical_size else 0
+        return 2 * num_heads * (self.page_size + bounds) * self.head_dim * self.dtype.itemsize
 
     def allocate(self, num_heads: int, num_pages: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Key and value pages, each `[num_heads, num_pages, page_size, head_dim]`, all zero.

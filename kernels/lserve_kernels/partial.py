@@ -89,7 +89,7 @@ def _attend_split(query: Tensor, key: Tensor, value: Tensor, scale: float, bias:
     _, heads, rows, width = query.shape
     pieces = (heads, splits, key.shape[2] // splits, width)
     if bias is not None:
-        bias = bias.expand(1, 1, bias.shape[2], -1).unflatten(-1, (splits, -1)).movedim(-2, 1).squeeze(2)
+        bias = bias[0].unflatten(-1, (splits, -1)).transpose(1, 2)
     parts = Partial(
         *_flash(
             query[0, :, None].expand(heads, splits, rows, width),

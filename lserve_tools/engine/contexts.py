@@ -39,6 +39,7 @@ class ContextNode:
         self.last_used = 0
         self.children: dict[bytes, ContextNode] = {}
         self._run: tuple[Tensor, Tensor | None] | None = None
+        self._held: Tensor | None = None
 
     @property
     def end(self) -> int:
@@ -63,6 +64,13 @@ class ContextNode:
         if self._run is None:
             self._run = page_run(self.table, len(self.segment.token_ids), like)
         return self._run
+
+    def held(self) -> Tensor:
+        """Page ids and the tokens in each `[P, 2]` of a filled node, made once."""
+        if self._held is None:
+            counts = self.table.valid(len(self.segment.token_ids))
+            self._held = torch.tensor([self.table.pages, counts]).T
+        return self._held
 
 
 class ContextTree:

@@ -16,6 +16,7 @@ from lserve_tools.engine.memory import KVMemory, default_budget
 from lserve_tools.engine.runner import Runner
 from lserve_tools.engine.sampling import find_stop, sample, uniform
 from lserve_tools.engine.scheduler import Scheduler, node_work
+from lserve_tools.engine.selection import LOGICAL_SIZE, Selector
 from lserve_tools.engine.sequence import Completion, Request
 from lserve_tools.engine.sequence import Sequence as Running
 from lserve_tools.engine.source import ChunkSource
@@ -39,6 +40,8 @@ class EngineOptions:
         kv_memory: bytes for KV pages; None takes half of the memory that is free.
         page_size: tokens of a page.
         seed: of requests that bring none.
+        token_budget: tokens that a retrieval head reads for each decoded one, in whole pages; None reads all.
+        reuse_interval: decoded tokens that one choice of pages serves.
     """
 
     max_num_seqs: int = 64
@@ -47,11 +50,24 @@ class EngineOptions:
     kv_memory: int | None = None
     page_size: int = 64
     seed: int = 0
+    token_budget: int | None = None
+    reuse_interval: int = 4
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "page_size"):
+        for name in ("max_num_seqs", "max_num_batched_tokens", "page_size", "reuse_interval"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.selector and self.selector.most < 2:
+            raise ValueError(f"token_budget must hold two pages of {self.page_size} tokens, not {self.token_budget}")
+        if self.selector and self.page_size % LOGICAL_SIZE:
+            raise ValueError(f"page_size must be a multiple of {LOGICAL_SIZE} for a token_budget, not {self.page_size}")
+
+    @property
+    def selector(self) -> Selector | None:
+        """How pages are chosen, if they are."""
+        if self.token_budget is None:
+            return None
+        return Selector(self.token_budget // self.page_size, self.reuse_interval)
 
 
 class LLM:
@@ -81,10 +97,12 @@ class LLM:
         layout = PageLayout(self._options.page_size, spec.head_dim, loaded.dtype)
         budget = self._options.kv_memory or default_budget(loaded.device)
         owners = 2 * self._options.max_num_seqs + 16
-        self._memory = KVMemory(layers, self.windows, layout, budget, owners, loaded.device)
+        selector = self._options.selector
+        logical_size = LOGICAL_SIZE if selector else None
+        self._memory = KVMemory(layers, self.windows, layout, budget, owners, loaded.device, logical_size)
         self._tree = ContextTree(self._memory, source.root_key if source else b"")
         self.rope = Rope(loaded.model)
-        self._runner = Runner(loaded, self._memory)
+        self._runner = Runner(loaded, self._memory, selector)
         self._scheduler = Scheduler(
             self._memory,
             self._tree,

@@ -9,7 +9,7 @@ import psutil
 import torch
 from torch import Tensor
 
-from lserve_kernels import PageLayout, slots
+from lserve_kernels import PageBounds, PageLayout, slots, update_bounds
 from lserve_tools.engine.layers import LayerHeads, StreamingWindows
 from lserve_tools.engine.pages import PagePool
 from lserve_tools.engine.source import StoredChunk, StoredLayer
@@ -30,6 +30,7 @@ class KVMemory:
         budget: bytes for all pages.
         owners: contexts and sequences that hold streaming pages at a time, at most.
         device: where pages lie.
+        logical_size: tokens whose keys are bounded together, for page selection; None keeps no bounds.
     """
 
     def __init__(
@@ -40,10 +41,11 @@ class KVMemory:
         budget: int,
         owners: int,
         device: torch.device,
+        logical_size: int | None = None,
     ) -> None:
-        self.layers, self.layout = layers, layout
+        self.layers, self.layout, self.logical_size, self.device = layers, layout, logical_size, device
         self.sink, self.recent = (windows.sink, windows.recent) if windows else (0, 0)
-        retrieval = sum(layout.bytes_per_page(len(heads.retrieval)) for heads in layers)
+        retrieval = sum(layout.bytes_per_page(len(heads.retrieval), logical_size) for heads in layers)
         streaming = sum(layout.bytes_per_page(len(heads.streaming)) for heads in layers)
         num_streaming = 0
         if streaming:
@@ -61,6 +63,7 @@ class KVMemory:
             layout.allocate(len(heads.retrieval), self.retrieval_pool.num_pages if len(heads.retrieval) else 0, device)
             for heads in layers
         ]
+        self._bounds = [PageBounds.allocate(keys, logical_size) for keys, _ in self._retrieval if logical_size]
         self._streaming = [
             layout.allocate(len(heads.streaming), self.streaming_pool.num_pages if len(heads.streaming) else 0, device)
             for heads in layers
@@ -94,16 +97,41 @@ class KVMemory:
         """Key and value pages of a layer's streaming heads, `[Hs, P, page_size, D]`."""
         return self._streaming[layer]
 
+    def bounds(self, layer: int) -> PageBounds:
+        """Bounds of the keys of a layer's retrieval heads; there are some only with a `logical_size`."""
+        return self._bounds[layer]
+
+    def update_bounds(self, layer: int, touched: Touched) -> None:
+        """Bound keys anew after some were written; without a `logical_size` nothing is to be done."""
+        if self.logical_size and len(self.layers[layer].retrieval):
+            update_bounds(self._bounds[layer], self._retrieval[layer][0], touched.logical, touched.counts)
+
     def load(self, layer: int, record: StoredChunk, stored: StoredLayer, places: ChunkPlaces, rope: Rope) -> None:
         """Write one layer of a stored chunk into its pages, rotated to where it stands."""
         heads = self.layers[layer]
         if len(heads.retrieval):
             turn = None if record.rotated else partial(rope.rotate, layer, positions=places.positions)
             _put(self._retrieval[layer], places.slots, stored.keys, stored.values, turn)
+            self.update_bounds(layer, places.touched)
         if len(heads.streaming) and len(places.streaming_slots):
             turn = None if record.rotated else partial(rope.rotate, layer, positions=places.streaming_positions)
             keys, values = (x[:, places.streaming_tokens] for x in (stored.streaming_keys, stored.streaming_values))
             _put(self._streaming[layer], places.streaming_slots, keys, values, turn)
+
+
+class Touched:
+    """Logical pages that new tokens went to, and how many tokens each holds now.
+
+    Args:
+        slots: of the new tokens, ascending within a page.
+        logical_size: tokens of a logical page; None: nobody asks for them.
+        device: of the pages.
+    """
+
+    def __init__(self, slots: list[int], logical_size: int | None, device: torch.device) -> None:
+        held = {slot // logical_size: slot % logical_size + 1 for slot in slots} if logical_size else {}
+        self.logical = torch.tensor(list(held), dtype=torch.int64, device=device)
+        self.counts = torch.tensor(list(held.values()), dtype=torch.int64, device=device)
 
 
 class ChunkPlaces:
@@ -115,11 +143,19 @@ class ChunkPlaces:
         tokens: for streaming heads: which of the stored streaming tokens are wanted.
         positions: and their positions.
         streaming_slots: and their slots.
+        touched: logical pages of `slots`.
     """
 
     def __init__(
-        self, first: int, slots: list[int], tokens: list[int], positions: list[int], streaming_slots: list[int]
+        self,
+        first: int,
+        slots: list[int],
+        tokens: list[int],
+        positions: list[int],
+        streaming_slots: list[int],
+        touched: Touched,
     ) -> None:
+        self.touched = touched
         self.positions = torch.arange(first, first + len(slots))
         self.slots = _as_index(slots)
         self.streaming_tokens = torch.tensor(tokens, dtype=torch.int64)

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from lserve_tools.engine.memory import KVMemory
-from lserve_tools.engine.step import Capture, Step, Work
+from lserve_tools.engine.selection import Selector
+from lserve_tools.engine.step import Capture, Step
+from lserve_tools.engine.work import Work
 from lserve_tools.models.attention import active_step
 from lserve_tools.models.load import LoadedModel
 
@@ -19,16 +21,17 @@ class Runner:
     Args:
         loaded: the model, its attention implementation `lserve`.
         memory: the KV pages.
+        selector: how decoding rows choose what they read; None lets them read everything.
     """
 
-    def __init__(self, loaded: LoadedModel, memory: KVMemory) -> None:
-        self._loaded, self._memory = loaded, memory
+    def __init__(self, loaded: LoadedModel, memory: KVMemory, selector: Selector | None = None) -> None:
+        self._loaded, self._memory, self._selector = loaded, memory, selector
         self._like = torch.empty(0, dtype=loaded.dtype, device=loaded.device)
 
     @torch.inference_mode()
     def run(self, work: list[Work], wanted: Sequence[Work] = (), capture: Capture | None = None) -> Tensor:
         """Compute `work` and return the logits `[len(wanted), V]` after the last tokens of `wanted`."""
-        step = Step(work, self._memory, self._loaded.spec.group_size, self._like, capture)
+        step = Step(work, self._memory, self._loaded.spec.group_size, self._like, self._selector, capture)
         last_rows = torch.tensor([item.row + item.length - 1 for item in wanted], dtype=torch.int64)
         with active_step(step):
             output = self._loaded.model(

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from lserve_tools.engine.contexts import ContextNode, ContextTree
-from lserve_tools.engine.memory import ChunkPlaces, KVMemory
+from lserve_tools.engine.memory import ChunkPlaces, KVMemory, Touched
 from lserve_tools.engine.sequence import Sequence
 from lserve_tools.engine.source import ChunkSource, StoredChunk
-from lserve_tools.engine.step import Work
 from lserve_tools.engine.tables import PageTable
+from lserve_tools.engine.work import Work
 from lserve_tools.errors import CapacityError, CorruptShardError
 from lserve_tools.models.rope import Rope
 from lserve_tools.text.segments import Segment
@@ -171,9 +171,9 @@ class Scheduler:
         stored = [start + t for a, b in record.streaming_ranges for t in range(a, b)]
         wanted = [(i, p) for i, p in enumerate(stored) if any(a <= p < b for a, b in kept)]
         streaming_slots = [s for _, p in wanted for s in node.streaming.append(p, p + 1)]
-        places = ChunkPlaces(
-            start, node.table.slots(first, last), [i for i, _ in wanted], [p for _, p in wanted], streaming_slots
-        )
+        slots = node.table.slots(first, last)
+        touched = Touched(slots, self._memory.logical_size, self._memory.device)
+        places = ChunkPlaces(start, slots, [i for i, _ in wanted], [p for _, p in wanted], streaming_slots, touched)
         for layer, kv in enumerate(source.load(record)):
             self._memory.load(layer, record, kv, places, self._rope)
         node.num_filled = last
@@ -204,6 +204,7 @@ def sequence_work(sequence: Sequence, most: int) -> Work:
         table=sequence.table,
         streaming=sequence.streaming,
         order=tuple(node.serial for node in sequence.path),
+        selection=sequence.selection if sequence.decoding else None,
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from lserve_tools.engine.contexts import ContextNode
 from lserve_tools.engine.memory import KVMemory
 from lserve_tools.engine.sampling import SamplingParams
+from lserve_tools.engine.work import Selection
 from lserve_tools.errors import LServeError
 from lserve_tools.text.segments import Segment
 
@@ -79,6 +80,7 @@ class Sequence:
         self.token_ids: list[int] = []
         self.num_filled = 0
         self.first_token_at: float | None = None
+        self.selection = Selection()
 
     def open_tail(self, path: list[ContextNode], memory: KVMemory) -> None:
         """Take the context and the pages for suffix and answer."""

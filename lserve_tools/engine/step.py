@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -24,49 +24,13 @@ from lserve_kernels import (
 )
 from lserve_tools.engine.contexts import ContextNode, page_run
 from lserve_tools.engine.layers import LayerHeads
-from lserve_tools.engine.memory import KVMemory
-from lserve_tools.engine.tables import PageTable, StreamingPage, StreamingTable
+from lserve_tools.engine.memory import KVMemory, Touched
+from lserve_tools.engine.selection import SelectedRows, Selector
+from lserve_tools.engine.tables import PageTable
+from lserve_tools.engine.work import Work
 from lserve_tools.models.attention import AttentionCall
 
 Capture = Callable[[int, Tensor, Tensor], None]
-
-
-@dataclass(slots=True)
-class Work:
-    """Tokens of one owner (a context node or a sequence's tail) that a step computes.
-
-    Args:
-        token_ids: the tokens.
-        first: index of the first of them in the owner's own tokens.
-        start: its position in the prompt.
-        path: the filled nodes before the owner, root first.
-        table, streaming: the owner's own pages.
-        row: first packed row; set by the step.
-    """
-
-    token_ids: Sequence[int]
-    first: int
-    start: int
-    path: list[ContextNode]
-    table: PageTable
-    streaming: StreamingTable
-    order: tuple[int, ...]
-    row: int = 0
-
-    @property
-    def length(self) -> int:
-        """Tokens computed."""
-        return len(self.token_ids)
-
-    @property
-    def end(self) -> int:
-        """Position after the last token."""
-        return self.start + self.length
-
-    def streaming_entries(self) -> list[StreamingPage]:
-        """Pages of streaming heads of which the first token sees something, in order of position."""
-        tables = [*(node.streaming for node in self.path), self.streaming]
-        return [e for table in tables for e in table.entries if self.streaming.visible(e, self.start)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +52,22 @@ class Step:
         memory: the pages.
         group: query heads a KV head.
         like: gives dtype and device.
+        selector: lets decoding rows choose what they read; None lets them read everything.
         capture: called with (layer, keys `[Hkv, T, D]`, values `[Hkv, T, D]`) of every layer.
     """
 
     def __init__(
-        self, work: list[Work], memory: KVMemory, group: int, like: Tensor, capture: Capture | None = None
+        self,
+        work: list[Work],
+        memory: KVMemory,
+        group: int,
+        like: Tensor,
+        selector: Selector | None = None,
+        capture: Capture | None = None,
     ) -> None:
-        self.work = sorted(work, key=lambda item: item.order)
+        work = sorted(work, key=lambda item: item.order)
+        reading_all, choosing = selector.split(work) if selector else (work, [])
+        self.work = reading_all + choosing
         self._memory, self._group, self._like, self._capture = memory, group, like, capture
         row = 0
         for item in self.work:
@@ -105,8 +78,12 @@ class Step:
         self.positions = torch.tensor([p for item in self.work for p in range(item.start, item.end)], device=device)
         written = [s for item in self.work for s in item.table.slots(item.first, item.first + item.length)]
         self._slots = torch.tensor(written, device=device)
-        self._shared = self._shared_runs()
-        self._own = self._own_runs()
+        self._touched = Touched(written, memory.logical_size, device)
+        self._selected: SelectedRows | None = None
+        if selector and choosing:
+            self._selected = SelectedRows(choosing, selector, memory, like)
+        self._shared = self._shared_runs(reading_all)
+        self._own = self._own_runs(reading_all)
         if memory.has_streaming:
             self._plan_streaming()
         self._masks: dict[tuple[int, int, int], BandMask] = {}
@@ -132,6 +109,7 @@ class Step:
         pages = self._memory.retrieval_pages(call.layer)
         for target, new in zip(pages, (key, value), strict=True):
             slots(target).index_copy_(1, self._slots, new)
+        self._memory.update_bounds(call.layer, self._touched)
         total = _nothing_yet(query)
         for item in self.work:
             if item.length > 1:
@@ -140,7 +118,8 @@ class Step:
                     query[:, :, rows], key[:, rows], value[:, rows], scale=call.scale, softcap=call.softcap
                 )
                 total.out[:, :, rows], total.lse[:, :, rows] = part
-        paged_attention(query, *pages, self._shared, self._own, total, scale=call.scale, softcap=call.softcap)
+        own = [*self._own, self._selected.runs(call.layer, query)] if self._selected else self._own
+        paged_attention(query, *pages, self._shared, own, total, scale=call.scale, softcap=call.softcap)
         return total.out
 
     def _attend_streaming(
@@ -181,17 +160,17 @@ class Step:
             query, banded[0], banded[1], sinks[0], sinks[1], mask, scale=call.scale, softcap=call.softcap
         )
 
-    def _shared_runs(self) -> list[SharedRun]:
+    def _shared_runs(self, work: list[Work]) -> list[SharedRun]:
         """Runs of the nodes that stand before the rows, and of what an owner of several rows has computed before."""
         rows: dict[int, tuple[int, int]] = {}
         nodes: dict[int, ContextNode] = {}
-        for item in self.work:
+        for item in work:
             for node in item.path:
                 nodes[node.serial] = node
                 first, _ = rows.get(node.serial, (item.row, 0))
                 rows[node.serial] = first, item.row + item.length
         runs = [self._shared_run(rows[serial], node.table, node.run(self._like)) for serial, node in nodes.items()]
-        for item in self.work:
+        for item in work:
             if item.length > 1 and item.first:
                 before = page_run(item.table, item.first, self._like)
                 runs.append(self._shared_run((item.row, item.row + item.length), item.table, before))
@@ -200,10 +179,10 @@ class Step:
     def _shared_run(self, rows: tuple[int, int], table: PageTable, run: tuple[Tensor, Tensor | None]) -> SharedRun:
         return SharedRun(*rows, run[0], table.pages[0] if table.contiguous else None, run[1])
 
-    def _own_runs(self) -> list[OwnRuns]:
+    def _own_runs(self, work: list[Work]) -> list[OwnRuns]:
         """Tails of the rows that are computed alone, those of about the same length together."""
         buckets: dict[int, list[Work]] = defaultdict(list)
-        for item in self.work:
+        for item in work:
             if item.length == 1:
                 buckets[(item.first // item.table.page_size).bit_length()].append(item)
         size, runs = self._memory.layout.page_size, []

@@ -6,6 +6,7 @@ import pytest
 
 from lserve_tools.engine.llm import LLM, EngineOptions
 from lserve_tools.engine.step import Step
+from lserve_tools.engine.work import Work
 from lserve_tools.errors import CapacityError
 from lserve_tools.text.segments import Segment
 from tests.helpers.engine import Prompts, dense, loaded, tiny_model
@@ -43,8 +44,8 @@ def test_rows_over_shared_pages_are_attended_in_one_run() -> None:
     seen: list[list[tuple[int, int]]] = []
     shared_runs = Step._shared_runs
 
-    def watching(self: Step) -> object:
-        runs = shared_runs(self)
+    def watching(self: Step, work: list[Work]) -> object:
+        runs = shared_runs(self, work)
         seen.append([(run.last_row - run.first_row, len(run.pages)) for run in runs])
         return runs
 

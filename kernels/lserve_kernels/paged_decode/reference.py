@@ -38,8 +38,8 @@ class OwnRuns:
 
     Args:
         rows: `[B]` int64.
-        pages: `[B, P]` int64; entries beyond a row's own are hidden by the bias.
-        bias: `[B, 1, 1, P * page_size]`.
+        pages: `[B, P]`, or `[H, B, P]` where every head sees pages of its own choice, int64.
+        bias: `[B, 1 or H, 1, P * page_size]`, hides what a row does not see.
     """
 
     rows: Tensor
@@ -94,12 +94,17 @@ def _attend_own(
     query: Tensor, key_pages: Tensor, value_pages: Tensor, runs: OwnRuns, scale: float, softcap: float | None
 ) -> Partial:
     """Attend each row to its own pages; `[H, G, B, D]` and `[H, G, B]`."""
-    batch, count = runs.pages.shape
-    heads, _, size, width = key_pages.shape
-    keys, values = (
-        torch.index_select(pages, 1, runs.pages.flatten()).view(heads, batch, count * size, width).transpose(0, 1)
-        for pages in (key_pages, value_pages)
-    )
+    keys, values = (_gather(pages, runs.pages).transpose(0, 1) for pages in (key_pages, value_pages))
     rows = query.index_select(2, runs.rows).permute(2, 0, 1, 3)  # [B, H, G, D]
     part = attend(rows, keys, values, scale, runs.bias, softcap=softcap)
     return Partial(part.out.permute(1, 2, 0, 3), part.lse.permute(1, 2, 0))
+
+
+def _gather(pages: Tensor, wanted: Tensor) -> Tensor:
+    """Slots `[H, B, P * page_size, D]` of pages `[B, P]` or `[H, B, P]`."""
+    heads, total, size, width = pages.shape
+    batch, count = wanted.shape[-2:]
+    if wanted.dim() == 3:  # one list of all heads' pages, so that a whole page is copied at a time
+        wanted = wanted + torch.arange(heads, device=wanted.device)[:, None, None] * total
+        pages = pages.reshape(1, heads * total, size, width)
+    return pages.index_select(1, wanted.flatten()).view(heads, batch, count * size, width)

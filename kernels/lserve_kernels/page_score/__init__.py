@@ -1,0 +1,1 @@
+"""How well pages may fit a query."""

@@ -1,0 +1,1 @@
+"""Bounds of the keys in a page."""
