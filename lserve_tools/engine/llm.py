@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -26,6 +26,8 @@ from lserve_tools.models.load import LoadedModel
 from lserve_tools.models.rope import Rope
 from lserve_tools.text.segments import Segment
 
+KVCacheDtype = Literal["auto", "int8", "int4"]
+_BITS: dict[KVCacheDtype, int | None] = {"auto": None, "int8": 8, "int4": 4}
 ChunkCapture = Callable[[int, int, int, Tensor, Tensor], None]
 
 
@@ -38,6 +40,7 @@ class EngineOptions:
         max_num_batched_tokens: tokens that one step computes.
         max_model_len: longest prompt plus answer, in tokens; None takes the model's.
         kv_memory: bytes for KV pages; None takes half of the memory that is free.
+        kv_cache_dtype: numbers in pages: the model's dtype, or 8 or 4 bits of retrieval heads.
         page_size: tokens of a page.
         seed: of requests that bring none.
         token_budget: tokens that a retrieval head reads for each decoded one, in whole pages; None reads all.
@@ -48,6 +51,7 @@ class EngineOptions:
     max_num_batched_tokens: int = 2048
     max_model_len: int | None = None
     kv_memory: int | None = None
+    kv_cache_dtype: KVCacheDtype = "auto"
     page_size: int = 64
     seed: int = 0
     token_budget: int | None = None
@@ -94,12 +98,17 @@ class LLM:
         self.max_model_len = min(self._options.max_model_len or spec.max_positions, spec.max_positions)
         layers = split_heads(spec, profile, self.max_model_len, loaded.device)
         self.windows: StreamingWindows | None = windows_of(layers, profile, spec.num_kv_heads)
-        layout = PageLayout(self._options.page_size, spec.head_dim, loaded.dtype)
-        budget = self._options.kv_memory or default_budget(loaded.device)
-        owners = 2 * self._options.max_num_seqs + 16
         selector = self._options.selector
-        logical_size = LOGICAL_SIZE if selector else None
-        self._memory = KVMemory(layers, self.windows, layout, budget, owners, loaded.device, logical_size)
+        layout = PageLayout(
+            self._options.page_size,
+            spec.head_dim,
+            loaded.dtype,
+            _BITS[self._options.kv_cache_dtype],
+            LOGICAL_SIZE if selector else None,
+        )
+        budget = self._options.kv_memory or default_budget(loaded.device)
+        sequences = self._options.max_num_seqs
+        self._memory = KVMemory(layers, self.windows, layout, budget, sequences, loaded.device)
         self._tree = ContextTree(self._memory, source.root_key if source else b"")
         self.rope = Rope(loaded.model)
         self._runner = Runner(loaded, self._memory, selector)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 
 import psutil
 import torch
 from torch import Tensor
 
-from lserve_kernels import PageBounds, PageLayout, slots, update_bounds
+from lserve_kernels import KVPages, PageBounds, PageLayout, PlainPages, QuantizedPages, Turn, Written
 from lserve_tools.engine.layers import LayerHeads, StreamingWindows
 from lserve_tools.engine.pages import PagePool
 from lserve_tools.engine.source import StoredChunk, StoredLayer
@@ -28,9 +28,8 @@ class KVMemory:
         windows: the widest of their windows, or None if no head streams.
         layout: of a page.
         budget: bytes for all pages.
-        owners: contexts and sequences that hold streaming pages at a time, at most.
+        sequences: that are answered at a time, at most.
         device: where pages lie.
-        logical_size: tokens whose keys are bounded together, for page selection; None keeps no bounds.
     """
 
     def __init__(
@@ -39,19 +38,22 @@ class KVMemory:
         windows: StreamingWindows | None,
         layout: PageLayout,
         budget: int,
-        owners: int,
+        sequences: int,
         device: torch.device,
-        logical_size: int | None = None,
     ) -> None:
-        self.layers, self.layout, self.logical_size, self.device = layers, layout, logical_size, device
+        self.layers, self.layout, self.device = layers, layout, device
+        plain = replace(layout, bits=None, logical_size=None)  # streaming heads keep few tokens, and those exactly
         self.sink, self.recent = (windows.sink, windows.recent) if windows else (0, 0)
-        retrieval = sum(layout.bytes_per_page(len(heads.retrieval), logical_size) for heads in layers)
-        streaming = sum(layout.bytes_per_page(len(heads.streaming)) for heads in layers)
+        retrieval = sum(layout.bytes_per_page(len(heads.retrieval)) for heads in layers)
+        streaming = sum(plain.bytes_per_page(len(heads.streaming)) for heads in layers)
+        owners = 2 * sequences + 16  # contexts and sequences that hold streaming pages at a time
+        num_open = sequences if layout.bits else 0
+        left = max(0, budget - num_open * sum(plain.bytes_per_page(len(heads.retrieval)) for heads in layers))
         num_streaming = 0
         if streaming:
-            most = budget // streaming if not retrieval else budget // (2 * streaming)
+            most = left // streaming if not retrieval else left // (2 * streaming)
             num_streaming = most if not retrieval else min(most, owners * self.streaming_reserve)
-        left = budget - num_streaming * streaming
+        left -= num_streaming * streaming
         self.retrieval_pool = PagePool(min(left // retrieval, _MAX_PAGES) if retrieval else _MAX_PAGES)
         self.streaming_pool = PagePool(min(num_streaming, _MAX_PAGES))
         if (retrieval and not self.retrieval_pool.num_pages) or (streaming and num_streaming < self.streaming_reserve):
@@ -59,15 +61,23 @@ class KVMemory:
                 f"{budget / 1e6:.0f} MB of KV memory hold no page of {layout.page_size} tokens with its windows.",
                 cure="Give more with --kv-memory.",
             )
-        self._retrieval = [
-            layout.allocate(len(heads.retrieval), self.retrieval_pool.num_pages if len(heads.retrieval) else 0, device)
-            for heads in layers
-        ]
-        self._bounds = [PageBounds.allocate(keys, logical_size) for keys, _ in self._retrieval if logical_size]
+        self.open_pool = PagePool(num_open)
+        self.open_of = torch.full((self.retrieval_pool.num_pages if num_open else 0,), -1, device=device)
+        self._retrieval = [self._retrieval_pages(len(heads.retrieval)) for heads in layers]
+        counts = [(len(heads.retrieval), self.retrieval_pool.num_pages) for heads in layers if layout.logical_size]
+        self._bounds = [PageBounds.allocate(layout, heads, pages if heads else 0, device) for heads, pages in counts]
+        pages = self.streaming_pool.num_pages
         self._streaming = [
-            layout.allocate(len(heads.streaming), self.streaming_pool.num_pages if len(heads.streaming) else 0, device)
+            PlainPages.allocate(plain, len(heads.streaming), pages if len(heads.streaming) else 0, device)
             for heads in layers
         ]
+
+    def _retrieval_pages(self, heads: int) -> KVPages:
+        pages = self.retrieval_pool.num_pages if heads else 0
+        if self.layout.bits is None:
+            return PlainPages.allocate(self.layout, heads, pages, self.device)
+        opened = self.open_pool.num_pages
+        return QuantizedPages.allocate(self.layout, heads, pages, opened, self.open_of, self.device)
 
     @property
     def has_streaming(self) -> bool:
@@ -89,78 +99,62 @@ class KVMemory:
         """An empty table for streaming heads."""
         return StreamingTable(self.streaming_pool, self.sink, self.recent, self.layout.page_size)
 
-    def retrieval_pages(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Key and value pages of a layer's retrieval heads, `[Hr, P, page_size, D]`."""
+    def retrieval_pages(self, layer: int) -> KVPages:
+        """Pages of a layer's retrieval heads."""
         return self._retrieval[layer]
 
-    def streaming_pages(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Key and value pages of a layer's streaming heads, `[Hs, P, page_size, D]`."""
+    def streaming_pages(self, layer: int) -> PlainPages:
+        """Pages of a layer's streaming heads."""
         return self._streaming[layer]
 
     def bounds(self, layer: int) -> PageBounds:
         """Bounds of the keys of a layer's retrieval heads; there are some only with a `logical_size`."""
         return self._bounds[layer]
 
-    def update_bounds(self, layer: int, touched: Touched) -> None:
-        """Bound keys anew after some were written; without a `logical_size` nothing is to be done."""
-        if self.logical_size and len(self.layers[layer].retrieval):
-            update_bounds(self._bounds[layer], self._retrieval[layer][0], touched.logical, touched.counts)
+    def plan(self, slots: list[int], open_pages: dict[int, int] | None = None) -> Written:
+        """Where tokens of retrieval heads go, in every layer; see `Written.plan`."""
+        written = Written.plan(slots, self.layout, self.device, open_pages)
+        if self.layout.bits:
+            self.open_of[written.pages] = -1
+            self.open_of[written.pages[written.open[0]]] = written.open[1]
+        return written
+
+    def write(self, layer: int, written: Written, keys: Tensor, values: Tensor, turn: Turn | None = None) -> None:
+        """Write keys (turned) and values `[Hr, T, D]` of a layer's retrieval heads to where the plan says."""
+        pages = self._retrieval[layer]
+        pages.write(written, keys, values, turn)
+        if self.layout.logical_size:
+            pages.bound(self._bounds[layer], written)
 
     def load(self, layer: int, record: StoredChunk, stored: StoredLayer, places: ChunkPlaces, rope: Rope) -> None:
         """Write one layer of a stored chunk into its pages, rotated to where it stands."""
         heads = self.layers[layer]
         if len(heads.retrieval):
             turn = None if record.rotated else partial(rope.rotate, layer, positions=places.positions)
-            _put(self._retrieval[layer], places.slots, stored.keys, stored.values, turn)
-            self.update_bounds(layer, places.touched)
-        if len(heads.streaming) and len(places.streaming_slots):
+            self.write(layer, places.written, stored.keys, stored.values, turn)
+        if len(heads.streaming) and len(places.streaming_tokens):
             turn = None if record.rotated else partial(rope.rotate, layer, positions=places.streaming_positions)
             keys, values = (x[:, places.streaming_tokens] for x in (stored.streaming_keys, stored.streaming_values))
-            _put(self._streaming[layer], places.streaming_slots, keys, values, turn)
+            self._streaming[layer].write(places.streaming, keys, values, turn)
 
 
-class Touched:
-    """Logical pages that new tokens went to, and how many tokens each holds now.
-
-    Args:
-        slots: of the new tokens, ascending within a page.
-        logical_size: tokens of a logical page; None: nobody asks for them.
-        device: of the pages.
-    """
-
-    def __init__(self, slots: list[int], logical_size: int | None, device: torch.device) -> None:
-        held = {slot // logical_size: slot % logical_size + 1 for slot in slots} if logical_size else {}
-        self.logical = torch.tensor(list(held), dtype=torch.int64, device=device)
-        self.counts = torch.tensor(list(held.values()), dtype=torch.int64, device=device)
-
-
+@dataclass(frozen=True, slots=True)
 class ChunkPlaces:
     """Where the tokens of a stored chunk go.
 
     Args:
-        first: the position of the chunk's first token.
-        slots: slots of its tokens for retrieval heads.
-        tokens: for streaming heads: which of the stored streaming tokens are wanted.
-        positions: and their positions.
-        streaming_slots: and their slots.
-        touched: logical pages of `slots`.
+        positions: of its tokens.
+        written: slots of them for retrieval heads.
+        streaming_tokens: for streaming heads: which of the stored streaming tokens are wanted.
+        streaming_positions: and their positions.
+        streaming: and their slots.
     """
 
-    def __init__(
-        self,
-        first: int,
-        slots: list[int],
-        tokens: list[int],
-        positions: list[int],
-        streaming_slots: list[int],
-        touched: Touched,
-    ) -> None:
-        self.touched = touched
-        self.positions = torch.arange(first, first + len(slots))
-        self.slots = _as_index(slots)
-        self.streaming_tokens = torch.tensor(tokens, dtype=torch.int64)
-        self.streaming_positions = torch.tensor(positions, dtype=torch.int64)
-        self.streaming_slots = torch.tensor(streaming_slots, dtype=torch.int64)
+    positions: Tensor
+    written: Written
+    streaming_tokens: Tensor
+    streaming_positions: Tensor
+    streaming: Written
 
 
 def default_budget(device: torch.device) -> int:
@@ -168,28 +162,3 @@ def default_budget(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0] // 2
     return int(psutil.virtual_memory().available // 2)
-
-
-def _as_index(places: list[int]) -> slice | Tensor:
-    """A slice where the slots follow each other, which copies faster than an index."""
-    if places and places[-1] - places[0] == len(places) - 1 and places == sorted(places):
-        return slice(places[0], places[-1] + 1)
-    return torch.tensor(places, dtype=torch.int64)
-
-
-def _put(
-    pages: tuple[Tensor, Tensor],
-    places: slice | Tensor,
-    keys: Tensor,
-    values: Tensor,
-    turn: Callable[..., Tensor] | None,
-) -> None:
-    """Write keys, turned, and values to their slots; where these follow each other, without a copy between."""
-    key_slots, value_slots = (slots(x) for x in pages)
-    value_slots[:, places] = values.to(value_slots)
-    if turn is None:
-        key_slots[:, places] = keys.to(key_slots)
-    elif isinstance(places, slice):
-        turn(keys, out=key_slots[:, places])
-    else:
-        key_slots[:, places] = turn(keys).to(key_slots)

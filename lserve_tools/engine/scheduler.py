@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
+from lserve_kernels import Written
 from lserve_tools.engine.contexts import ContextNode, ContextTree
-from lserve_tools.engine.memory import ChunkPlaces, KVMemory, Touched
+from lserve_tools.engine.memory import ChunkPlaces, KVMemory
 from lserve_tools.engine.sequence import Sequence
 from lserve_tools.engine.source import ChunkSource, StoredChunk
 from lserve_tools.engine.tables import PageTable
@@ -120,7 +121,7 @@ class Scheduler:
                 left -= item.length
         for node in self._tree.unfilled():
             if node.users and (node.parent is None or node.parent.filled) and (left > 0 or not work):
-                item = node_work(node, max(left, 1))
+                item = node_work(node, max(left, 1), whole_pages=self._memory.layout.bits is not None)
                 work.append((item, node))
                 left -= item.length
         return work
@@ -128,8 +129,7 @@ class Scheduler:
     def finish(self, sequence: Sequence) -> None:
         """Take a sequence out and give its pages back; its context stays until the room is needed."""
         self.running.remove(sequence)
-        sequence.table.release()
-        sequence.streaming.release()
+        sequence.close_tail(self._memory)
         self._tree.release(sequence.path)
 
     def _streaming_demand(self, new_owners: int) -> int:
@@ -171,9 +171,13 @@ class Scheduler:
         stored = [start + t for a, b in record.streaming_ranges for t in range(a, b)]
         wanted = [(i, p) for i, p in enumerate(stored) if any(a <= p < b for a, b in kept)]
         streaming_slots = [s for _, p in wanted for s in node.streaming.append(p, p + 1)]
-        slots = node.table.slots(first, last)
-        touched = Touched(slots, self._memory.logical_size, self._memory.device)
-        places = ChunkPlaces(start, slots, [i for i, _ in wanted], [p for _, p in wanted], streaming_slots, touched)
+        places = ChunkPlaces(
+            torch.arange(start, node.start + last),
+            self._memory.plan(node.table.slots(first, last)),
+            torch.tensor([i for i, _ in wanted], dtype=torch.int64),
+            torch.tensor([p for _, p in wanted], dtype=torch.int64),
+            Written.plan(streaming_slots, self._memory.layout, self._memory.device),
+        )
         for layer, kv in enumerate(source.load(record)):
             self._memory.load(layer, record, kv, places, self._rope)
         node.num_filled = last
@@ -205,13 +209,20 @@ def sequence_work(sequence: Sequence, most: int) -> Work:
         streaming=sequence.streaming,
         order=tuple(node.serial for node in sequence.path),
         selection=sequence.selection if sequence.decoding else None,
+        open_page=sequence.open_page,
     )
 
 
-def node_work(node: ContextNode, most: int) -> Work:
-    """The next tokens of a node, at most `most` and none beyond a chunk's end."""
+def node_work(node: ContextNode, most: int, *, whole_pages: bool = False) -> Work:
+    """The next tokens of a node, at most `most` and none beyond a chunk's end.
+
+    Args:
+        whole_pages: end with a page, one at least, so that none is left open.
+    """
     first = node.num_filled
     chunk_end = next(end for end in node.table.first_tokens if end > first)
+    if whole_pages:
+        most = max(1, most // node.table.page_size) * node.table.page_size
     last = min(chunk_end, first + most)
     path = node.path()
     return Work(

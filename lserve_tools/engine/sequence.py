@@ -87,6 +87,14 @@ class Sequence:
         self.path = path
         self.table = memory.new_table(self.tail_chunks)
         self.streaming = memory.new_streaming_table()
+        self.open_page = memory.open_pool.allocate(1)[0] if memory.layout.bits else None
+
+    def close_tail(self, memory: KVMemory) -> None:
+        """Give the pages back."""
+        self.table.release()
+        self.streaming.release()
+        if self.open_page is not None:
+            memory.open_pool.free([self.open_page])
 
     @property
     def tail_chunks(self) -> tuple[int, ...]:

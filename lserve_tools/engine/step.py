@@ -15,6 +15,7 @@ from lserve_kernels import (
     OwnRuns,
     Partial,
     SharedRun,
+    Written,
     band_mask,
     causal_attention,
     hidden,
@@ -24,7 +25,7 @@ from lserve_kernels import (
 )
 from lserve_tools.engine.contexts import ContextNode, page_run
 from lserve_tools.engine.layers import LayerHeads
-from lserve_tools.engine.memory import KVMemory, Touched
+from lserve_tools.engine.memory import KVMemory
 from lserve_tools.engine.selection import SelectedRows, Selector
 from lserve_tools.engine.tables import PageTable
 from lserve_tools.engine.work import Work
@@ -76,9 +77,7 @@ class Step:
         device = like.device
         self.token_ids = torch.tensor([t for item in self.work for t in item.token_ids], device=device)
         self.positions = torch.tensor([p for item in self.work for p in range(item.start, item.end)], device=device)
-        written = [s for item in self.work for s in item.table.slots(item.first, item.first + item.length)]
-        self._slots = torch.tensor(written, device=device)
-        self._touched = Touched(written, memory.logical_size, device)
+        self._written = self._plan_written()
         self._selected: SelectedRows | None = None
         if selector and choosing:
             self._selected = SelectedRows(choosing, selector, memory, like)
@@ -106,10 +105,7 @@ class Step:
         return _flat(out)
 
     def _attend_retrieval(self, call: AttentionCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        pages = self._memory.retrieval_pages(call.layer)
-        for target, new in zip(pages, (key, value), strict=True):
-            slots(target).index_copy_(1, self._slots, new)
-        self._memory.update_bounds(call.layer, self._touched)
+        self._memory.write(call.layer, self._written, key, value)
         total = _nothing_yet(query)
         for item in self.work:
             if item.length > 1:
@@ -119,22 +115,22 @@ class Step:
                 )
                 total.out[:, :, rows], total.lse[:, :, rows] = part
         own = [*self._own, self._selected.runs(call.layer, query)] if self._selected else self._own
-        paged_attention(query, *pages, self._shared, own, total, scale=call.scale, softcap=call.softcap)
+        pages = self._memory.retrieval_pages(call.layer)
+        paged_attention(query, pages, self._shared, own, total, scale=call.scale, softcap=call.softcap)
         return total.out
 
     def _attend_streaming(
         self, call: AttentionCall, heads: LayerHeads, query: Tensor, key: Tensor, value: Tensor
     ) -> Tensor:
         pages = self._memory.streaming_pages(call.layer)
-        for target, new in zip(pages, (key, value), strict=True):
-            slots(target).index_copy_(1, self._kept_slots, new.index_select(1, self._kept_rows))
+        pages.write(self._kept, key.index_select(1, self._kept_rows), value.index_select(1, self._kept_rows))
         total = _nothing_yet(query)
         for index, chunk in enumerate(self._chunks):
             rows = slice(chunk.work.row, chunk.work.row + chunk.work.length)
             part = self._attend_chunk(call, heads, index, query[:, :, rows], key[:, rows], value[:, rows])
             total.out[:, :, rows], total.lse[:, :, rows] = part
         runs = self._runs_of_window(heads.sink, heads.recent)
-        paged_attention(query, *pages, [], runs, total, scale=call.scale, softcap=call.softcap)
+        paged_attention(query, pages, [], runs, total, scale=call.scale, softcap=call.softcap)
         return total.out
 
     def _attend_chunk(
@@ -151,14 +147,25 @@ class Step:
                 start, chunk.work.length, len(past), len(stored_sink) + own_sink, sink, recent, self._group, self._like
             )
         banded, sinks = [], []
-        for target, new in zip(self._memory.streaming_pages(call.layer), (key, value), strict=True):
-            flat = slots(target)
+        pages = self._memory.streaming_pages(call.layer)
+        for flat, new in ((slots(pages.keys), key), (slots(pages.values), value)):
             banded.append(torch.cat([flat[:, past], new], dim=1))
             sinks.append(torch.cat([flat[:, stored_sink], new[:, :own_sink]], dim=1))
         mask = self._masks[index, sink, recent]
         return streaming_attention(
             query, banded[0], banded[1], sinks[0], sinks[1], mask, scale=call.scale, softcap=call.softcap
         )
+
+    def _plan_written(self) -> Written:
+        """Where the tokens go; of a sequence's pages the one that is not full stays open."""
+        places: list[int] = []
+        open_pages: dict[int, int] = {}
+        for item in self.work:
+            mine = item.slots()
+            places += mine
+            if item.open_page is not None:
+                open_pages |= dict.fromkeys((slot // item.table.page_size for slot in mine), item.open_page)
+        return self._memory.plan(places, open_pages)
 
     def _shared_runs(self, work: list[Work]) -> list[SharedRun]:
         """Runs of the nodes that stand before the rows, and of what an owner of several rows has computed before."""
@@ -216,7 +223,8 @@ class Step:
                 rows += range(item.row + first - item.start, item.row + last - item.start)
                 places += item.streaming.append(first, last)
         device = self._like.device
-        self._kept_rows, self._kept_slots = (torch.tensor(x, dtype=torch.int64, device=device) for x in (rows, places))
+        self._kept_rows = torch.tensor(rows, dtype=torch.int64, device=device)
+        self._kept = Written.plan(places, self._memory.layout, device)
         self._seen_pages = [item.streaming_entries() for item in self._alone]
 
     def _chunk(self, item: Work) -> _Chunk:

@@ -42,6 +42,7 @@ class Work:
         start: its position in the prompt.
         path: the filled nodes before the owner, root first.
         table, streaming: the owner's own pages.
+        open_page: where the owner's last page lies until it is full, if pages are quantized; contexts have none.
         selection: of a sequence that decodes and may choose what it reads.
         row: first packed row; set by the step.
     """
@@ -54,6 +55,7 @@ class Work:
     streaming: StreamingTable
     order: tuple[int, ...]
     selection: Selection | None = None
+    open_page: int | None = None
     row: int = 0
 
     @property
@@ -65,6 +67,10 @@ class Work:
     def end(self) -> int:
         """Position after the last token."""
         return self.start + self.length
+
+    def slots(self) -> list[int]:
+        """Slots of the tokens for retrieval heads."""
+        return self.table.slots(self.first, self.first + self.length)
 
     @property
     def num_pages(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -36,7 +37,7 @@ def brute_force(query: Tensor, keys: Tensor, work: Work) -> Tensor:
     scores = []
     for table, filled in tables:
         places = table.slots(0, filled)
-        flat = keys.flatten(1, 2)[:, places]
+        flat = keys[:, places]
         for page in dict.fromkeys(place // SIZE for place in places):
             mine = [i for i, place in enumerate(places) if place // SIZE == page]
             bounds = []
@@ -56,7 +57,8 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[Seen]:
 
     def watching(self: SelectedRows, layer: int, query: Tensor) -> object:
         answer = runs(self, layer, query)
-        keys, _ = self._memory.retrieval_pages(layer)
+        pages = self._memory.retrieval_pages(layer)
+        keys, _ = pages.read(torch.arange(self._memory.retrieval_pool.num_pages))
         choosing = {int(i) for group in self._groups for i in group.members}
         for place, work in enumerate(self._items):
             assert work.selection is not None
@@ -161,6 +163,6 @@ def test_pages_used_again_have_bounds_of_their_own(seen: list[Seen]) -> None:
     ("options", "why"),
     [({"token_budget": 127}, "two pages"), ({"token_budget": 200, "page_size": 24}, "multiple of 16")],
 )
-def test_budgets_that_cannot_be_met_are_refused(options: dict[str, int], why: str) -> None:
+def test_budgets_that_cannot_be_met_are_refused(options: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         EngineOptions(**options)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lserve_kernels import PageBounds, choose_pages, score_pages, update_bounds
+from lserve_kernels import PageBounds, PageLayout, choose_pages, score_pages, update_bounds
 
 NEVER = float("-inf")
 
@@ -19,7 +19,8 @@ def ragged(seed: int, heads: int, width: int, dtype: torch.dtype = torch.float32
     counts = torch.tensor([64, 1, 16, 17, 63, 64, 48])
     keys = torch.randn(heads, len(counts), 64, width).to(dtype)
     keys[:, torch.arange(64) >= counts[:, None]] = float("inf")
-    bounds = PageBounds.allocate(keys, 16)
+    layout = PageLayout(64, width, dtype, logical_size=16)
+    bounds = PageBounds.allocate(layout, heads, len(counts), keys.device)
     bounds.low.fill_(float("nan"))
     bounds.high.fill_(float("nan"))
     held = [(page * 4 + i, min(16, count - 16 * i)) for page, count in enumerate(counts.tolist()) for i in range(4)]
@@ -78,7 +79,7 @@ def test_a_budget_without_room_for_both_is_refused() -> None:
 
 def test_pages_that_do_not_split_are_refused() -> None:
     with pytest.raises(ValueError, match="pages of 24 tokens"):
-        PageBounds.allocate(torch.zeros(1, 1, 24, 8), 16)
+        PageLayout(24, 8, torch.float32, logical_size=16)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

@@ -6,16 +6,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from lserve_kernels import NOTHING, OwnRuns, PageLayout, Partial, SharedRun, hidden, paged_attention, slots
+from lserve_kernels import NOTHING, OwnRuns, PageLayout, Partial, PlainPages, SharedRun, hidden, paged_attention, slots
 
 HEADS, GROUP, WIDTH, SIZE, PAGES = 2, 3, 16, 8, 40
 
 
-def pages() -> tuple[Tensor, Tensor]:
-    keys, values = PageLayout(SIZE, WIDTH, torch.float32).allocate(HEADS, PAGES, torch.device("cpu"))
-    assert not keys.any()
-    assert not values.any()
-    return keys.normal_(), values.normal_()
+def pages() -> PlainPages:
+    made = PlainPages.allocate(PageLayout(SIZE, WIDTH, torch.float32), HEADS, PAGES, torch.device("cpu"))
+    assert not made.keys.any()
+    assert not made.values.any()
+    made.keys.normal_()
+    made.values.normal_()
+    return made
 
 
 def nothing(rows: int) -> Partial:
@@ -27,8 +29,8 @@ def bias(valid: list[int]) -> Tensor:
     return torch.zeros(seen.shape).masked_fill(~seen, hidden(torch.float32)).flatten()
 
 
-def expected(query: Tensor, kv: tuple[Tensor, Tensor], places: list[int]) -> Tensor:
-    keys, values = (slots(x)[:, places] for x in kv)
+def expected(query: Tensor, kv: PlainPages, places: list[int]) -> Tensor:
+    keys, values = (slots(x)[:, places] for x in (kv.keys, kv.values))
     scores = query @ keys[:, None].transpose(-1, -2) * 0.25
     return scores.softmax(-1) @ values[:, None]
 
@@ -49,7 +51,7 @@ def test_rows_see_their_runs_and_no_more(page_ids: list[int]) -> None:
         torch.stack([bias([8, 2]), bias([5, 0])])[:, None, None],
     )
     total = nothing(5)
-    paged_attention(query, *kv, [everyone, some], [own], total, scale=0.25)
+    paged_attention(query, kv, [everyone, some], [own], total, scale=0.25)
     common, middle = places([0, 1], [8, 8]), places(page_ids, [8, 3, 8])
     seen = [
         common,
@@ -66,7 +68,7 @@ def test_a_row_is_the_same_whatever_stands_beside_it() -> None:
     kv, query = pages(), torch.randn(HEADS, GROUP, 4, WIDTH)
     run = SharedRun(0, 4, torch.tensor([3, 4]), 3, None)
     together, alone = nothing(4), nothing(1)
-    paged_attention(query, *kv, [run], [], together, scale=0.25)
-    paged_attention(query[:, :, 2:3], *kv, [SharedRun(0, 1, run.pages, 3, None)], [], alone, scale=0.25)
+    paged_attention(query, kv, [run], [], together, scale=0.25)
+    paged_attention(query[:, :, 2:3], kv, [SharedRun(0, 1, run.pages, 3, None)], [], alone, scale=0.25)
     torch.testing.assert_close(together.out[:, :, 2], alone.out[:, :, 0])
     torch.testing.assert_close(together.lse[:, :, 2], alone.lse[:, :, 0])

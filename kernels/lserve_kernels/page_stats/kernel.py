@@ -14,6 +14,7 @@ def page_stats_kernel(
     low: Any,
     high: Any,
     logical: Any,
+    source: Any,
     counts: Any,
     key_head_stride: Any,
     bound_head_stride: Any,
@@ -24,10 +25,11 @@ def page_stats_kernel(
     """One program per touched logical page and head: keys `[size, D]` to their bounds `[D]`."""
     head = tl.program_id(1).to(tl.int64)
     page = tl.load(logical + tl.program_id(0))
+    place = tl.load(source + tl.program_id(0))
     count = tl.load(counts + tl.program_id(0))
     channel = tl.arange(0, block_d)
     token = tl.minimum(tl.arange(0, size), count - 1)  # a slot without a token repeats the last one
-    places = keys + head * key_head_stride + (page * size + token[:, None]) * width + channel[None, :]
+    places = keys + head * key_head_stride + (place * size + token[:, None]) * width + channel[None, :]
     block = tl.load(places, mask=(channel < width)[None, :])
     target = head * bound_head_stride + page * width + channel
     tl.store(low + target, tl.min(block, 0), mask=channel < width)

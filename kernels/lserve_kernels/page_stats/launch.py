@@ -9,10 +9,12 @@ from lserve_kernels.page_stats import reference
 from lserve_kernels.page_stats.reference import PageBounds
 
 
-def update_bounds(bounds: PageBounds, key_pages: Tensor, logical: Tensor, counts: Tensor) -> None:
+def update_bounds(
+    bounds: PageBounds, key_pages: Tensor, logical: Tensor, counts: Tensor, source: Tensor | None = None
+) -> None:
     """See `reference.update_bounds`. A logical page must be of a power of two tokens, at most 128."""
     if not use_triton(key_pages):
-        reference.update_bounds(bounds, key_pages, logical, counts)
+        reference.update_bounds(bounds, key_pages, logical, counts, source)
         return
     import triton
 
@@ -26,6 +28,7 @@ def update_bounds(bounds: PageBounds, key_pages: Tensor, logical: Tensor, counts
         bounds.low,
         bounds.high,
         logical,
+        logical if source is None else source,
         counts,
         key_pages.stride(0),
         bounds.low.stride(0),

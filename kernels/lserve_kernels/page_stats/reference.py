@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lserve_kernels.layout import slots
+from lserve_kernels.layout import PageLayout, slots, zeros
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,20 +27,17 @@ class PageBounds:
     logical_size: int
 
     @classmethod
-    def allocate(cls, key_pages: Tensor, logical_size: int) -> PageBounds:
-        """Bounds for `key_pages` `[H, P, page_size, D]`.
-
-        Raises:
-            ValueError: if a page is no whole number of logical pages.
-        """
-        heads, pages, size, width = key_pages.shape
-        if size % logical_size:
-            raise ValueError(f"pages of {size} tokens do not split into logical pages of {logical_size}")
-        shape = (heads, pages, size // logical_size, width)
-        return cls(key_pages.new_zeros(shape), key_pages.new_zeros(shape), logical_size)
+    def allocate(cls, layout: PageLayout, num_heads: int, num_pages: int, device: torch.device) -> PageBounds:
+        """Bounds for pages of a layout that has a `logical_size`."""
+        if layout.logical_size is None:
+            raise ValueError("bounds need a logical size")
+        shape = (num_heads, num_pages, layout.page_size // layout.logical_size, layout.head_dim)
+        return cls(zeros(shape, layout.dtype, device), zeros(shape, layout.dtype, device), layout.logical_size)
 
 
-def update_bounds(bounds: PageBounds, key_pages: Tensor, logical: Tensor, counts: Tensor) -> None:
+def update_bounds(
+    bounds: PageBounds, key_pages: Tensor, logical: Tensor, counts: Tensor, source: Tensor | None = None
+) -> None:
     """Bound the keys of some logical pages anew from all that they hold now.
 
     Nothing is carried over from what stood there before, so a page that is used again needs no clearing.
@@ -50,11 +47,12 @@ def update_bounds(bounds: PageBounds, key_pages: Tensor, logical: Tensor, counts
         key_pages: `[H, P, page_size, D]`.
         logical: `[N]` int64, indices of logical pages counted through all pages.
         counts: `[N]` int64, tokens that each holds, at least 1.
+        source: `[N]` int64, where they lie in `key_pages` if these are not all pages.
     """
     size = bounds.logical_size
     offset = torch.arange(size, device=logical.device)
     # A slot without a token repeats the last token, which changes no bound.
-    places = logical[:, None] * size + torch.minimum(offset, counts[:, None] - 1)
+    places = (logical if source is None else source)[:, None] * size + torch.minimum(offset, counts[:, None] - 1)
     keys = slots(key_pages)[:, places]  # [H, N, size, D]
     for target, found in ((bounds.low, keys.amin(2)), (bounds.high, keys.amax(2))):
         target.flatten(1, 2)[:, logical] = found

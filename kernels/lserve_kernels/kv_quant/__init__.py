@@ -1,0 +1,1 @@
+"""Pages of 8 and 4 bits."""

@@ -1,0 +1,179 @@
+"""Pages of keys and values in the dtype of attention, and in 8 or 4 bits."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from lserve_kernels.kv_quant.launch import quantize_keys, quantize_values
+from lserve_kernels.kv_quant.reference import Codes, dequantize
+from lserve_kernels.layout import PageLayout, slots, zeros
+from lserve_kernels.page_stats.launch import update_bounds
+from lserve_kernels.page_stats.reference import PageBounds
+from lserve_kernels.written import Written
+
+
+class Turn(Protocol):
+    """Moves keys `[H, T, D]` to where they stand, into `out` if it is given."""
+
+    def __call__(self, keys: Tensor, *, out: Tensor | None = None) -> Tensor: ...
+
+
+class KVPages(Protocol):
+    """Key and value pages of some heads of one layer."""
+
+    def write(self, written: Written, keys: Tensor, values: Tensor, turn: Turn | None = None) -> None:
+        """Write keys (turned) and values `[H, T, D]` of new tokens."""
+        ...
+
+    def read(self, pages: Tensor, first_page: int | None = None) -> tuple[Tensor, Tensor]:
+        """Keys and values `[H, P * page_size, D]` of pages `[P]`; `first_page` is set if they follow each other."""
+        ...
+
+    def gather(self, pages: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values `[H, B, P * page_size, D]` of pages `[B, P]`, or `[H, B, P]` that each head chose."""
+        ...
+
+    def bound(self, bounds: PageBounds, written: Written) -> None:
+        """Bound the keys of all logical pages that tokens were written to."""
+        ...
+
+
+class PlainPages:
+    """Pages in the dtype of attention.
+
+    Args:
+        keys, values: `[H, P, page_size, D]`.
+    """
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        self.keys, self.values = keys, values
+
+    @classmethod
+    def allocate(cls, layout: PageLayout, num_heads: int, num_pages: int, device: torch.device) -> PlainPages:
+        """All zero."""
+        shape = (num_heads, num_pages, layout.page_size, layout.head_dim)
+        return cls(zeros(shape, layout.dtype, device), zeros(shape, layout.dtype, device))
+
+    def write(self, written: Written, keys: Tensor, values: Tensor, turn: Turn | None = None) -> None:
+        """See `KVPages`; where slots follow each other, keys are turned without a copy between."""
+        key_slots, value_slots, places = slots(self.keys), slots(self.values), written.slots
+        if isinstance(places, slice):
+            value_slots[:, places] = values.to(value_slots)
+            if turn is not None:
+                turn(keys, out=key_slots[:, places])
+            else:
+                key_slots[:, places] = keys.to(key_slots)
+        else:
+            value_slots.index_copy_(1, places, values.to(value_slots))
+            key_slots.index_copy_(1, places, (turn(keys) if turn is not None else keys).to(key_slots))
+
+    def read(self, pages: Tensor, first_page: int | None = None) -> tuple[Tensor, Tensor]:
+        """See `KVPages`; views where they can be."""
+        if first_page is not None:
+            last = first_page + pages.shape[0]
+            return slots(self.keys[:, first_page:last]), slots(self.values[:, first_page:last])
+        return self.keys.index_select(1, pages).flatten(1, 2), self.values.index_select(1, pages).flatten(1, 2)
+
+    def gather(self, pages: Tensor) -> tuple[Tensor, Tensor]:
+        """See `KVPages`."""
+        return _gather(self.keys, pages).flatten(2, 3), _gather(self.values, pages).flatten(2, 3)
+
+    def bound(self, bounds: PageBounds, written: Written) -> None:
+        """See `KVPages`."""
+        update_bounds(bounds, self.keys, written.logical, written.logical_counts)
+
+
+class QuantizedPages:
+    """Complete pages as codes; pages that more tokens will come to, in the dtype of attention.
+
+    An open page belongs to whoever writes to it, so there are few of them.
+
+    Args:
+        layout: of a page; it has `bits`.
+        keys, values: codes of all pages.
+        open_keys, open_values: `[H, O, page_size, D]`.
+        open_of: `[P]` int64, the open page that stands for a page, or −1; shared by all layers.
+    """
+
+    def __init__(
+        self, layout: PageLayout, keys: Codes, values: Codes, open_keys: Tensor, open_values: Tensor, open_of: Tensor
+    ) -> None:
+        if layout.bits is None:
+            raise ValueError("quantized pages need bits")
+        self._bits, self._dtype = layout.bits, layout.dtype
+        self._keys, self._values, self._open_of = keys, values, open_of
+        self._open_keys, self._open_values = open_keys, open_values
+
+    @classmethod
+    def allocate(
+        cls, layout: PageLayout, num_heads: int, num_pages: int, num_open: int, open_of: Tensor, device: torch.device
+    ) -> QuantizedPages:
+        """All zero."""
+        size, width = layout.page_size, layout.head_dim
+        codes = (num_heads, num_pages, size, width * (layout.bits or 8) // 8)
+
+        def room(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+            return zeros(shape, dtype, device)
+
+        keys, values = (
+            Codes(room(codes, torch.uint8), room(scale, torch.float32), room(scale, torch.float32))
+            for scale in ((num_heads, num_pages, 1, width), (num_heads, num_pages, size, 1))
+        )
+        opened = (num_heads, num_open, size, width)
+        return cls(layout, keys, values, room(opened, layout.dtype), room(opened, layout.dtype), open_of)
+
+    def write(self, written: Written, keys: Tensor, values: Tensor, turn: Turn | None = None) -> None:
+        """See `KVPages`."""
+        if turn is not None:
+            keys = turn(keys)
+        count, closed = len(written.pages), written.closed
+        pages, counts = written.pages[closed], written.counts[closed]
+        for new, opened, target in ((keys, self._open_keys, self._keys), (values, self._open_values, self._values)):
+            heads, _, size, width = opened.shape
+            touched = opened.new_zeros(heads, count, size, width)
+            touched[:, written.resumed[0]] = opened[:, written.resumed[1]]
+            slots(touched).index_copy_(1, written.local, new.to(opened))
+            opened[:, written.open[1]] = touched[:, written.open[0]]
+            whole = touched[:, closed]
+            is_key = target is self._keys
+            codes = quantize_keys(whole, counts, self._bits) if is_key else quantize_values(whole, self._bits)
+            for room, found in zip(target, codes, strict=True):
+                room[:, pages] = found
+
+    def read(self, pages: Tensor, first_page: int | None = None) -> tuple[Tensor, Tensor]:
+        """See `KVPages`."""
+        keys, values = self.gather(pages[None])
+        return keys[:, 0], values[:, 0]
+
+    def gather(self, pages: Tensor) -> tuple[Tensor, Tensor]:
+        """See `KVPages`."""
+        is_open = self._open_of[pages]
+        places = (is_open >= 0).nonzero(as_tuple=True)
+        found = []
+        for codes, opened in ((self._keys, self._open_keys), (self._values, self._open_values)):
+            numbers = dequantize(Codes(*(_gather(x, pages) for x in codes)), self._bits, self._dtype)
+            if pages.dim() == 3:
+                numbers[places] = opened[places[0], is_open[places]]
+            else:
+                numbers[:, places[0], places[1]] = opened[:, is_open[places]]
+            found.append(numbers.flatten(2, 3))
+        return found[0], found[1]
+
+    def bound(self, bounds: PageBounds, written: Written) -> None:
+        """See `KVPages`; of the keys as attention will read them."""
+        keys, _ = self.gather(written.pages[None])
+        pages = keys.view(keys.shape[0], len(written.pages), -1, keys.shape[-1])
+        update_bounds(bounds, pages, written.logical, written.logical_counts, written.local_logical)
+
+
+def _gather(pages: Tensor, wanted: Tensor) -> Tensor:
+    """`[H, B, P, ...]` of pages `[H, all, ...]` that are wanted: `[B, P]`, or `[H, B, P]`."""
+    heads, total = pages.shape[:2]
+    if wanted.dim() == 3:  # one list of all heads' pages, so that a whole page is copied at a time
+        wanted = wanted + torch.arange(heads, device=wanted.device)[:, None, None] * total
+        pages = pages.reshape(1, heads * total, *pages.shape[2:])
+    shape = (heads, *wanted.shape[-2:], *pages.shape[2:])
+    return pages.index_select(1, wanted.flatten()).view(shape)
