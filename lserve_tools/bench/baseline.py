@@ -48,6 +48,8 @@ class Transformers:
     def __init__(self, loaded: LoadedModel, num_tokens: int) -> None:
         self._model: Any = loaded.model
         self._device, self._num_tokens = loaded.device, num_tokens
+        # An end token is one like any other, as for the engine here: answers have equal lengths and nothing is masked.
+        self._model.generation_config.eos_token_id = None
         parameters = inspect.signature(type(self._model).forward).parameters
         self._cache_name = "cache" if "cache" in parameters else "past_key_values"  # renamed in transformers 5
 
@@ -85,7 +87,6 @@ class Transformers:
             ids,
             attention_mask=torch.ones_like(ids),
             do_sample=False,
-            min_new_tokens=self._num_tokens,
             max_new_tokens=self._num_tokens,
             streamer=stopwatch,
             **cache,
