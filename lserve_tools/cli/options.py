@@ -82,6 +82,19 @@ KVMemory = Annotated[
         help="Memory for KV, such as 4GiB; else half of what is free.",
     ),
 ]
+KVCacheDType = Annotated[
+    Literal["auto", "int8", "int4"],
+    typer.Option("--kv-cache-dtype", help="KV pages of heads that retrieve: the model's dtype, 8 or 4 bits."),
+]
+TokenBudget = Annotated[
+    int | None,
+    typer.Option(
+        "--token-budget", min=128, help="Tokens that a retrieval head reads for each token of an answer; else all."
+    ),
+]
+ReuseInterval = Annotated[
+    int, typer.Option("--reuse-interval", min=1, help="Tokens of an answer that one choice of pages serves.")
+]
 MaxNumSeqs = Annotated[int, typer.Option("--max-num-seqs", min=1, help="Questions answered at a time.")]
 MaxNumBatchedTokens = Annotated[
     int, typer.Option("--max-num-batched-tokens", min=1, help="Tokens computed in one step.")

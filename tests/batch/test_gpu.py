@@ -34,7 +34,7 @@ def build(home: Path, model: ModelChoice, codec: str) -> None:
     assert build_cache(documents, errors, BuildOptions(home / "cache", model, codec=codec), print).built == 2
 
 
-def answers(home: Path, model: ModelChoice, output: Path, *, use_cache: bool) -> dict[str, Any]:
+def answers(home: Path, model: ModelChoice, output: Path, *, use_cache: bool, **engine: Any) -> dict[str, Any]:
     batch = parse_batch([json.dumps(q).encode() for q in QUESTIONS], "batch.jsonl")
     options = RunOptions(
         folder=home / "docs",
@@ -44,7 +44,7 @@ def answers(home: Path, model: ModelChoice, output: Path, *, use_cache: bool) ->
         model=model,
         result_format="simple",
         sampling=SamplingParams(max_tokens=12),
-        engine=EngineOptions(kv_memory=2**28),
+        engine=EngineOptions(kv_memory=2**28, **engine),
     )
     summary = run_batch(batch, options, print)
     assert summary.failed == 0
@@ -68,3 +68,17 @@ def test_a_gpu_answers_as_a_cpu_does(tmp_path: Path, tiny_folder: Callable[..., 
         assert cached == expected
     else:  # the CPU decodes the same codes
         assert cached == answers(tmp_path, cpu, tmp_path / "cpu-cached.jsonl", use_cache=True)
+
+
+@pytest.mark.parametrize("engine", [{"token_budget": 128}, {"kv_cache_dtype": "int8"}, {"kv_cache_dtype": "int4"}])
+def test_selection_and_small_pages_answer_alike_on_both(
+    tmp_path: Path, tiny_folder: Callable[..., Path], engine: dict[str, Any]
+) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "a.md").write_text("Berth 7 is signed by the harbour master before noon.\n" * 60)
+    (tmp_path / "docs" / "b.md").write_text("The ledger lies in the tower.\n")
+    name = str(tiny_folder("llama"))
+    cpu, gpu = (ModelChoice(name, dtype="float32", device=device) for device in ("cpu", "cuda"))
+    build(tmp_path, cpu, "exact")
+    expected = answers(tmp_path, cpu, tmp_path / "cpu.jsonl", use_cache=True, **engine)
+    assert answers(tmp_path, gpu, tmp_path / "gpu.jsonl", use_cache=True, **engine) == expected

@@ -9,24 +9,28 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lserve_kernels import PageBounds, PageLayout, choose_pages, score_pages, update_bounds
+from tests.helpers.devices import KINDS
 
 NEVER = float("-inf")
 
 
-def ragged(seed: int, heads: int, width: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, PageBounds, Tensor]:
+def ragged(
+    seed: int, heads: int, width: int, dtype: torch.dtype = torch.float32, device: str = "cpu"
+) -> tuple[Tensor, PageBounds, Tensor]:
     """Pages of 64 tokens, filled to `counts`, with bounds of 16; what stands behind is poison."""
     torch.manual_seed(seed)
     counts = torch.tensor([64, 1, 16, 17, 63, 64, 48])
     keys = torch.randn(heads, len(counts), 64, width).to(dtype)
     keys[:, torch.arange(64) >= counts[:, None]] = float("inf")
+    keys = keys.to(device)
     layout = PageLayout(64, width, dtype, logical_size=16)
     bounds = PageBounds.allocate(layout, heads, len(counts), keys.device)
     bounds.low.fill_(float("nan"))
     bounds.high.fill_(float("nan"))
     held = [(page * 4 + i, min(16, count - 16 * i)) for page, count in enumerate(counts.tolist()) for i in range(4)]
     logical, tokens = torch.tensor([pair for pair in held if pair[1] > 0]).T
-    update_bounds(bounds, keys, logical.contiguous(), tokens.contiguous())
-    return keys, bounds, counts
+    update_bounds(bounds, keys, logical.contiguous().to(device), tokens.contiguous().to(device))
+    return keys, bounds, counts.to(device)
 
 
 def best_products(query: Tensor, keys: Tensor, counts: Tensor) -> Tensor:
@@ -82,16 +86,19 @@ def test_pages_that_do_not_split_are_refused() -> None:
         PageLayout(24, 8, torch.float32, logical_size=16)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(("device", "dtype"), KINDS)
 @pytest.mark.parametrize("width", [8, 96])
-def test_kernels_equal_their_twins(dtype: torch.dtype, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_equal_their_twins(
+    device: str, dtype: torch.dtype, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     results = []
     for backend in ("torch", "triton"):
         monkeypatch.setenv("LSERVE_KERNELS", backend)
-        _, bounds, counts = ragged(2, heads=3, width=width, dtype=dtype)
-        query = torch.randn(4, 3, 3, width, generator=torch.Generator().manual_seed(3)).to(dtype).transpose(0, 1)[:, :3]
-        everyone = score_pages(query, bounds, torch.arange(len(counts))[None], counts[None])
-        pages = torch.tensor([[0, 1, 5], [6, 4, 2], [3, 3, 0]])
+        _, bounds, counts = ragged(2, heads=3, width=width, dtype=dtype, device=device)
+        query = torch.randn(4, 3, 3, width, generator=torch.Generator().manual_seed(3)).to(device, dtype)
+        query = query.transpose(0, 1)[:, :3]
+        everyone = score_pages(query, bounds, torch.arange(len(counts), device=device)[None], counts[None])
+        pages = torch.tensor([[0, 1, 5], [6, 4, 2], [3, 3, 0]], device=device)
         held = counts[pages]
         held[2, 1:] = 0
         results.append((bounds, everyone, score_pages(query, bounds, pages, held)))

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
 
 @triton.jit
 def kv_quant_kernel(
-    numbers: Any,
-    counts: Any,
-    codes: Any,
-    step: Any,
-    low: Any,
-    num_pages: Any,
-    width: Any,
+    numbers,
+    counts,
+    codes,
+    step,
+    low,
+    num_pages,
+    width,
     per_channel: tl.constexpr,
     bits: tl.constexpr,
     size: tl.constexpr,
     block_s: tl.constexpr,
     block_h: tl.constexpr,
-) -> None:
+):
     """One program per page and head; both halves of the channels, `[S, D / 2]` each, because 4-bit codes pair them."""
     page, head = tl.program_id(0), tl.program_id(1).to(tl.int64)
     half = width // 2
@@ -72,7 +70,7 @@ def kv_quant_kernel(
 
 
 @triton.jit
-def _code(numbers: Any, low: Any, step: Any, most: tl.constexpr) -> Any:
+def _code(numbers, low, step, most: tl.constexpr):
     """Codes of numbers, rounded half to even as torch does."""
     exact = (numbers - low) / tl.where(step > 0, step, 1.0)
     floor = tl.floor(exact)

@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
 
 @triton.jit
 def page_score_kernel(
-    query: Any,
-    low: Any,
-    high: Any,
-    pages: Any,
-    counts: Any,
-    scores: Any,
-    query_head_stride: Any,
-    query_group_stride: Any,
-    query_row_stride: Any,
-    bound_head_stride: Any,
-    page_row_stride: Any,
-    num_rows: Any,
-    num_pages: Any,
-    width: Any,
+    query,
+    low,
+    high,
+    pages,
+    counts,
+    scores,
+    query_head_stride,
+    query_group_stride,
+    query_row_stride,
+    bound_head_stride,
+    page_row_stride,
+    num_rows,
+    num_pages,
+    width,
     group: tl.constexpr,
     per_page: tl.constexpr,
     logical_size: tl.constexpr,
     block_p: tl.constexpr,
     block_d: tl.constexpr,
-) -> None:
+):
     """One program per block of pages, row and head: the best bound of any query head and logical page."""
     column = tl.program_id(0) * block_p + tl.arange(0, block_p)
     row, head = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
 
 @triton.jit
 def page_stats_kernel(
-    keys: Any,
-    low: Any,
-    high: Any,
-    logical: Any,
-    source: Any,
-    counts: Any,
-    key_head_stride: Any,
-    bound_head_stride: Any,
-    width: Any,
+    keys,
+    low,
+    high,
+    logical,
+    source,
+    counts,
+    key_head_stride,
+    bound_head_stride,
+    width,
     size: tl.constexpr,
     block_d: tl.constexpr,
-) -> None:
+):
     """One program per touched logical page and head: keys `[size, D]` to their bounds `[D]`."""
     head = tl.program_id(1).to(tl.int64)
     page = tl.load(logical + tl.program_id(0))
