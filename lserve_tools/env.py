@@ -34,8 +34,11 @@ HOME = Variable(
 )
 DEBUG = Variable("LSERVE_DEBUG", "0", "1 shows the traceback of known errors too.")
 LOG_LEVEL = Variable("LSERVE_LOG_LEVEL", "warning", "debug, info, warning or error; `-v` and `-q` go before it.")
+KERNELS = Variable(  # read by lserve_kernels, which knows nothing of this package
+    "LSERVE_KERNELS", "auto", "auto runs Triton kernels on a GPU, torch never, triton always."
+)
 
-VARIABLES = (MODEL, HOME, DEBUG, LOG_LEVEL)
+VARIABLES = (MODEL, HOME, DEBUG, LOG_LEVEL, KERNELS)
 
 
 def home() -> Path:

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
-from lserve_kernels import PageLayout
+from lserve_kernels import PageLayout, use_triton
 from lserve_tools.engine.contexts import ContextNode, ContextTree
 from lserve_tools.engine.layers import StreamingWindows, split_heads, windows_of
 from lserve_tools.engine.memory import KVMemory, default_budget
@@ -20,7 +21,8 @@ from lserve_tools.engine.selection import LOGICAL_SIZE, Selector
 from lserve_tools.engine.sequence import Completion, Request
 from lserve_tools.engine.sequence import Sequence as Running
 from lserve_tools.engine.source import ChunkSource
-from lserve_tools.errors import CapacityError, LServeError
+from lserve_tools.env import KERNELS
+from lserve_tools.errors import CapacityError, LServeError, UsageError
 from lserve_tools.heads.profile import HeadProfile
 from lserve_tools.models.load import LoadedModel
 from lserve_tools.models.rope import Rope
@@ -92,6 +94,10 @@ class LLM:
         profile: HeadProfile | None = None,
         source: ChunkSource[Any] | None = None,
     ) -> None:
+        try:
+            use_triton(torch.empty(0, device=loaded.device))
+        except (ValueError, RuntimeError) as error:
+            raise UsageError(f"{error}.", cure=f"Unset {KERNELS.name}.") from None
         self._loaded = loaded
         self._options = options or EngineOptions()
         spec = loaded.spec
@@ -108,15 +114,14 @@ class LLM:
         )
         budget = self._options.kv_memory or default_budget(loaded.device)
         sequences = self._options.max_num_seqs
-        self._memory = KVMemory(layers, self.windows, layout, budget, sequences, loaded.device)
-        self._tree = ContextTree(self._memory, source.root_key if source else b"")
         self.rope = Rope(loaded.model)
+        self._memory = KVMemory(layers, self.windows, layout, budget, sequences, self.rope, loaded.device)
+        self._tree = ContextTree(self._memory, source.root_key if source else b"")
         self._runner = Runner(loaded, self._memory, selector)
         self._scheduler = Scheduler(
             self._memory,
             self._tree,
             source,
-            self.rope,
             max_num_seqs=self._options.max_num_seqs,
             max_num_batched_tokens=self._options.max_num_batched_tokens,
         )

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 
 import psutil
 import torch
 from torch import Tensor
 
-from lserve_kernels import KVPages, PageBounds, PageLayout, PlainPages, QuantizedPages, Turn, Written
+from lserve_kernels import KeyRotation, KVPages, PageBounds, PageLayout, PlainPages, QuantizedPages, Written
 from lserve_tools.engine.layers import LayerHeads, StreamingWindows
 from lserve_tools.engine.pages import PagePool
 from lserve_tools.engine.source import StoredChunk, StoredLayer
@@ -29,6 +28,7 @@ class KVMemory:
         layout: of a page.
         budget: bytes for all pages.
         sequences: that are answered at a time, at most.
+        rope: turns keys that were stored without their position.
         device: where pages lie.
     """
 
@@ -39,9 +39,10 @@ class KVMemory:
         layout: PageLayout,
         budget: int,
         sequences: int,
+        rope: Rope,
         device: torch.device,
     ) -> None:
-        self.layers, self.layout, self.device = layers, layout, device
+        self.layers, self.layout, self.device, self._rope = layers, layout, device, rope
         plain = replace(layout, bits=None, logical_size=None)  # streaming heads keep few tokens, and those exactly
         self.sink, self.recent = (windows.sink, windows.recent) if windows else (0, 0)
         retrieval = sum(layout.bytes_per_page(len(heads.retrieval)) for heads in layers)
@@ -63,7 +64,7 @@ class KVMemory:
             )
         self.open_pool = PagePool(num_open)
         self.open_of = torch.full((self.retrieval_pool.num_pages if num_open else 0,), -1, device=device)
-        self._retrieval = [self._retrieval_pages(len(heads.retrieval)) for heads in layers]
+        self._retrieval = self._retrieval_pages()
         counts = [(len(heads.retrieval), self.retrieval_pool.num_pages) for heads in layers if layout.logical_size]
         self._bounds = [PageBounds.allocate(layout, heads, pages if heads else 0, device) for heads, pages in counts]
         pages = self.streaming_pool.num_pages
@@ -72,12 +73,21 @@ class KVMemory:
             for heads in layers
         ]
 
-    def _retrieval_pages(self, heads: int) -> KVPages:
-        pages = self.retrieval_pool.num_pages if heads else 0
-        if self.layout.bits is None:
-            return PlainPages.allocate(self.layout, heads, pages, self.device)
-        opened = self.open_pool.num_pages
-        return QuantizedPages.allocate(self.layout, heads, pages, opened, self.open_of, self.device)
+    def _retrieval_pages(self) -> list[KVPages]:
+        found: list[KVPages] = []
+        offsets = torch.arange(self.layout.page_size, device=self.device)
+        for layer, heads in enumerate(self.layers):
+            count = len(heads.retrieval)
+            num_pages = self.retrieval_pool.num_pages if count else 0
+            if self.layout.bits is None:
+                found.append(PlainPages.allocate(self.layout, count, num_pages, self.device))
+                continue
+            rotation = self._rope.at(layer, offsets) if self._rope.movable else None
+            num_open = self.open_pool.num_pages
+            found.append(
+                QuantizedPages.allocate(self.layout, rotation, count, num_pages, num_open, self.open_of, self.device)
+            )
+        return found
 
     @property
     def has_streaming(self) -> bool:
@@ -119,23 +129,25 @@ class KVMemory:
             self.open_of[written.pages[written.open[0]]] = written.open[1]
         return written
 
-    def write(self, layer: int, written: Written, keys: Tensor, values: Tensor, turn: Turn | None = None) -> None:
-        """Write keys (turned) and values `[Hr, T, D]` of a layer's retrieval heads to where the plan says."""
+    def write(
+        self, layer: int, written: Written, keys: Tensor, values: Tensor, rotation: KeyRotation | None = None
+    ) -> None:
+        """Write keys (rotated) and values `[Hr, T, D]` of a layer's retrieval heads to where the plan says."""
         pages = self._retrieval[layer]
-        pages.write(written, keys, values, turn)
+        pages.write(written, keys, values, rotation)
         if self.layout.logical_size:
             pages.bound(self._bounds[layer], written)
 
-    def load(self, layer: int, record: StoredChunk, stored: StoredLayer, places: ChunkPlaces, rope: Rope) -> None:
+    def load(self, layer: int, record: StoredChunk, stored: StoredLayer, places: ChunkPlaces) -> None:
         """Write one layer of a stored chunk into its pages, rotated to where it stands."""
         heads = self.layers[layer]
         if len(heads.retrieval):
-            turn = None if record.rotated else partial(rope.rotate, layer, positions=places.positions)
-            self.write(layer, places.written, stored.keys, stored.values, turn)
+            rotation = None if record.rotated else self._rope.at(layer, places.positions)
+            self.write(layer, places.written, stored.keys, stored.values, rotation)
         if len(heads.streaming) and len(places.streaming_tokens):
-            turn = None if record.rotated else partial(rope.rotate, layer, positions=places.streaming_positions)
+            rotation = None if record.rotated else self._rope.at(layer, places.streaming_positions)
             keys, values = (x[:, places.streaming_tokens] for x in (stored.streaming_keys, stored.streaming_values))
-            self._streaming[layer].write(places.streaming, keys, values, turn)
+            self._streaming[layer].write(places.streaming, keys, values, rotation)
 
 
 @dataclass(frozen=True, slots=True)

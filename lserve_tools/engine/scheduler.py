@@ -17,7 +17,6 @@ from lserve_tools.engine.source import ChunkSource, StoredChunk
 from lserve_tools.engine.tables import PageTable
 from lserve_tools.engine.work import Work
 from lserve_tools.errors import CapacityError, CorruptShardError
-from lserve_tools.models.rope import Rope
 from lserve_tools.text.segments import Segment
 
 
@@ -28,7 +27,6 @@ class Scheduler:
         memory: the KV pages.
         tree: contexts in memory.
         source: stored chunks, or None.
-        rope: turns keys that were stored without their position.
         max_num_seqs: sequences that run at a time.
         max_num_batched_tokens: tokens that one step computes, at most (a step always computes something).
     """
@@ -38,12 +36,11 @@ class Scheduler:
         memory: KVMemory,
         tree: ContextTree,
         source: ChunkSource[Any] | None,
-        rope: Rope,
         *,
         max_num_seqs: int,
         max_num_batched_tokens: int,
     ) -> None:
-        self._memory, self._tree, self._source, self._rope = memory, tree, source, rope
+        self._memory, self._tree, self._source = memory, tree, source
         self._max_num_seqs, self._max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
@@ -179,7 +176,7 @@ class Scheduler:
             Written.plan(streaming_slots, self._memory.layout, self._memory.device),
         )
         for layer, kv in enumerate(source.load(record)):
-            self._memory.load(layer, record, kv, places, self._rope)
+            self._memory.load(layer, record, kv, places)
         node.num_filled = last
         node.streaming.slide(node.start + last)
 

@@ -23,6 +23,8 @@ from lserve_tools.models.spec import observe_token
 _LENGTH_DEPENDENT = ("dynamic", "longrope")
 _PROBES = (3, 57)
 
+Pairing = Callable[[int], tuple[tuple[slice, slice], ...]]
+
 
 class Rope:
     """Rotates keys to positions and back, in fp32.
@@ -40,9 +42,9 @@ class Rope:
         self._layer_types: list[str] = list(getattr(config, "layer_types", None) or [])
         self._device = model.device
         self._rotated_layers: list[bool] = []
-        self._cached: tuple[Tensor, dict[str, tuple[Tensor, Tensor]]] | None = None
+        self._recent: list[tuple[Tensor, dict[str, Rotation]]] = []
         self._width: int | None = None  # of what the model rotates; None is that of its cosines
-        self._pairing = _halves
+        self._pairing: Pairing = _halves
         self.movable = self._probe(model)
 
     def identity(self) -> str:
@@ -50,39 +52,31 @@ class Rope:
         text = f"{self._model_type} {self._parameters} {type(self._rotary).__name__} {self._layer_types} {self.movable}"
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
-    def rotate(self, layer: int, keys: Tensor, positions: Tensor, out: Tensor | None = None) -> Tensor:
-        """Rotate keys `[H, T, D]` that carry no position to `positions` `[T]`.
-
-        Args:
-            out: room for them in any dtype, on any device; None makes some in fp32.
-        """
-        return self._turn(keys, self._tables(layer, positions), out)
+    def rotate(self, layer: int, keys: Tensor, positions: Tensor) -> Tensor:
+        """Rotate keys `[..., T, D]` that carry no position to `positions` `[T]`; fp32 out."""
+        return self.at(layer, positions).rotate(keys)
 
     def unrotate(self, layer: int, keys: Tensor, positions: Tensor) -> Tensor:
-        """Take the rotation to `positions` `[T]` out of keys `[H, T, D]`; fp32 out."""
-        tables = self._tables(layer, positions)
-        if tables is not None:
-            straight, crossed = tables
-            scaling = straight.square() + crossed.square()  # yarn's attention scaling: divide it out
-            tables = straight / scaling, -crossed / scaling
-        return self._turn(keys, tables, None)
+        """Take the rotation to `positions` `[T]` out of keys `[..., T, D]`; fp32 out."""
+        return self.at(layer, positions).unrotate(keys)
 
-    def _tables(self, layer: int, positions: Tensor) -> tuple[Tensor, Tensor] | None:
-        """What a channel and its partner are multiplied by, `[T, D]` each, or None where the layer does not rotate."""
+    def at(self, layer: int, positions: Tensor) -> Rotation:
+        """The rotation of a layer to `positions` `[T]`; made once for the same tensor and kind of layer."""
         if not self.movable:
             raise ModelError(
                 f"keys of a {self._model_type} model cannot be moved to another position.",
                 cure="Use --codec exact.",
             )
         if not self._rotated_layers[layer]:
-            return None
-        if self._cached is None or self._cached[0] is not positions:
-            self._cached = (positions, {})
+            return Rotation(None, self._pairing)
+        made = next((made for known, made in self._recent if known is positions), None)
+        if made is None:
+            made = {}
+            self._recent = [(positions, made), *self._recent[:1]]  # a chunk has one for each kind of head
         kind = self._layer_types[layer] if self._layer_types else ""
-        tables = self._cached[1]
-        if kind not in tables:
-            tables[kind] = self._compute_tables(kind, positions)
-        return tables[kind]
+        if kind not in made:
+            made[kind] = Rotation(self._compute_tables(kind, positions), self._pairing)
+        return made[kind]
 
     @torch.inference_mode()
     def _compute_tables(self, kind: str, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -97,21 +91,6 @@ class Rope:
         straight, crossed = (self._apply(no_queries, ones, *x)[1][0, 0] for x in ((cos, nothing), (nothing, sin)))
         return straight, crossed
 
-    def _turn(self, keys: Tensor, tables: tuple[Tensor, Tensor] | None, out: Tensor | None) -> Tensor:
-        """Multiply channels and their partners, in fp32, and write the sums to `out`."""
-        indirect = out is None or out.dtype != torch.float32 or out.device != keys.device
-        sums = torch.empty(keys.shape, device=keys.device) if out is None or indirect else out
-        if tables is None:
-            sums.copy_(keys)
-        else:
-            straight, crossed = tables
-            keys, width = keys.float(), straight.shape[-1]
-            torch.mul(keys[..., :width], straight, out=sums[..., :width])
-            for mine, partner in self._pairing(width):
-                sums[..., mine].addcmul_(keys[..., partner], crossed[..., mine])
-            sums[..., width:] = keys[..., width:]
-        return sums if out is None or out is sums else out.copy_(sums)
-
     def _probe(self, model: PreTrainedModel) -> bool:
         """Find how this model's keys turn and check it in every layer."""
         if any(kind in str(self._parameters) for kind in _LENGTH_DEPENDENT):
@@ -125,7 +104,7 @@ class Rope:
             return False
         self.movable = True  # so that the trials below may rotate
         for self._width, self._pairing in product((None, near[0].key.shape[-1]), (_halves, _neighbours)):
-            self._cached = None
+            self._recent = []
             try:
                 if all(self._moves(i, a, b) for i, (a, b) in enumerate(keys)):
                     return True
@@ -138,6 +117,49 @@ class Rope:
         moved = self.rotate(layer, self.unrotate(layer, near, here), there)
         tolerance = 4 * torch.finfo(near.dtype).eps if near.dtype == torch.float32 else 2.0**-6
         return bool((moved - far).norm() <= max(tolerance, 1e-5) * far.norm())
+
+
+class Rotation:
+    """Rotation of one layer's keys to some positions, in fp32.
+
+    Args:
+        tables: what a channel and its partner are multiplied by, `[T, D]` each; None leaves keys as they are.
+        pairing: tells channels and their partners.
+    """
+
+    def __init__(self, tables: tuple[Tensor, Tensor] | None, pairing: Pairing) -> None:
+        self._tables, self._pairing = tables, pairing
+
+    def rotate(self, keys: Tensor, *, out: Tensor | None = None) -> Tensor:
+        """Rotate keys `[..., T, D]` that carry no position.
+
+        Args:
+            out: room for them in any dtype, on any device; None makes some in fp32.
+        """
+        return self._multiply(keys, self._tables, out)
+
+    def unrotate(self, keys: Tensor) -> Tensor:
+        """Take the rotation out of keys `[..., T, D]`; fp32 out."""
+        tables = self._tables
+        if tables is not None:
+            straight, crossed = tables
+            scaling = straight.square() + crossed.square()  # yarn's attention scaling: divide it out
+            tables = straight / scaling, -crossed / scaling
+        return self._multiply(keys, tables, None)
+
+    def _multiply(self, keys: Tensor, tables: tuple[Tensor, Tensor] | None, out: Tensor | None) -> Tensor:
+        indirect = out is None or out.dtype != torch.float32 or out.device != keys.device
+        sums = torch.empty(keys.shape, device=keys.device) if out is None or indirect else out
+        if tables is None:
+            sums.copy_(keys)
+        else:
+            straight, crossed = tables
+            keys, width = keys.float(), straight.shape[-1]
+            torch.mul(keys[..., :width], straight, out=sums[..., :width])
+            for mine, partner in self._pairing(width):
+                sums[..., mine].addcmul_(keys[..., partner], crossed[..., mine])
+            sums[..., width:] = keys[..., width:]
+        return sums if out is None or out is sums else out.copy_(sums)
 
 
 def _halves(width: int) -> tuple[tuple[slice, slice], ...]:

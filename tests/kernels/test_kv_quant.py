@@ -76,7 +76,7 @@ def test_pages_read_as_what_was_written(bits: int, step: int) -> None:
     layout = PageLayout(SIZE, WIDTH, torch.float32, bits=bits)
     plain = PageLayout(SIZE, WIDTH, torch.float32)
     open_of = torch.full((6,), -1)
-    pages = QuantizedPages.allocate(layout, HEADS, 6, 2, open_of, torch.device("cpu"))
+    pages = QuantizedPages.allocate(layout, None, HEADS, 6, 2, open_of, torch.device("cpu"))
     exact = PlainPages.allocate(plain, HEADS, 6, torch.device("cpu"))
     table = [4, 1, 2]
     for first in range(0, 40, step):

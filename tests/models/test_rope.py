@@ -42,7 +42,7 @@ def _check_moves(model: Any) -> None:
         torch.testing.assert_close(rope.rotate(layer, bare, torch.tensor([1500])), expected, rtol=1e-3, atol=1e-4)
         room = torch.zeros(2, *expected.shape, dtype=torch.bfloat16)[1]
         torch.testing.assert_close(
-            rope.rotate(layer, bare, torch.tensor([1500]), out=room).float(), expected, rtol=0.01, atol=0.01
+            rope.at(layer, torch.tensor([1500])).rotate(bare, out=room).float(), expected, rtol=0.01, atol=0.01
         )
 
 
