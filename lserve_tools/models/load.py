@@ -225,7 +225,10 @@ def _from_hub(name: str, revision: str | None) -> Path:
             name, revision=revision, allow_patterns=_HUB_FILES, ignore_patterns=_NOT_OF_TRANSFORMERS
         )
     except HFValidationError as error:
-        raise ModelError(f"{name}: neither a folder, a .gguf file, nor an id on the hub.") from error
+        raise ModelError(
+            f"{name}: neither a folder, a .gguf file, nor an id on the hub.",
+            cure="Give a model's folder, a .gguf file, a hub id, or `demo`.",
+        ) from error
     except GatedRepoError as error:
         cure = f"Accept its terms at https://huggingface.co/{name} and log in: hf auth login"
         raise ModelError(f"{name}: the hub gives it only to those who accepted its terms.", cure=cure) from error
