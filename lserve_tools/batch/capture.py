@@ -50,7 +50,7 @@ class DocumentCapture:
         if layer == 0:
             self._begin(segment, chunk, keys.device)
         if self._unrotate:
-            keys = self._rope.unrotate(layer, keys, self._positions)
+            keys = self._rope.at(layer, self._positions).unrotate(keys)
         self._writer.add_layer(layer, keys, values)
         if layer == self._last_layer and is_document:
             self._advance(self._segment.chunks[chunk])

@@ -11,6 +11,7 @@ import hashlib
 import inspect
 import sys
 from collections.abc import Callable
+from functools import cached_property
 from itertools import product
 
 import torch
@@ -27,7 +28,7 @@ Pairing = Callable[[int], tuple[tuple[slice, slice], ...]]
 
 
 class Rope:
-    """Rotates keys to positions and back, in fp32.
+    """Makes the rotations that take keys to positions and back.
 
     Args:
         model: a model whose attention implementation is `lserve`.
@@ -51,14 +52,6 @@ class Rope:
         """Digest of all that shapes the rotation: equal digests rotate alike."""
         text = f"{self._model_type} {self._parameters} {type(self._rotary).__name__} {self._layer_types} {self.movable}"
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-
-    def rotate(self, layer: int, keys: Tensor, positions: Tensor) -> Tensor:
-        """Rotate keys `[..., T, D]` that carry no position to `positions` `[T]`; fp32 out."""
-        return self.at(layer, positions).rotate(keys)
-
-    def unrotate(self, layer: int, keys: Tensor, positions: Tensor) -> Tensor:
-        """Take the rotation to `positions` `[T]` out of keys `[..., T, D]`; fp32 out."""
-        return self.at(layer, positions).unrotate(keys)
 
     def at(self, layer: int, positions: Tensor) -> Rotation:
         """The rotation of a layer to `positions` `[T]`; made once for the same tensor and kind of layer."""
@@ -114,7 +107,7 @@ class Rope:
 
     def _moves(self, layer: int, near: Tensor, far: Tensor) -> bool:
         here, there = (torch.tensor([p], device=near.device) for p in _PROBES)
-        moved = self.rotate(layer, self.unrotate(layer, near, here), there)
+        moved = self.at(layer, there).rotate(self.at(layer, here).unrotate(near))
         tolerance = 4 * torch.finfo(near.dtype).eps if near.dtype == torch.float32 else 2.0**-6
         return bool((moved - far).norm() <= max(tolerance, 1e-5) * far.norm())
 
@@ -140,12 +133,15 @@ class Rotation:
 
     def unrotate(self, keys: Tensor) -> Tensor:
         """Take the rotation out of keys `[..., T, D]`; fp32 out."""
-        tables = self._tables
-        if tables is not None:
-            straight, crossed = tables
-            scaling = straight.square() + crossed.square()  # yarn's attention scaling: divide it out
-            tables = straight / scaling, -crossed / scaling
-        return self._multiply(keys, tables, None)
+        return self._multiply(keys, self._inverse, None)
+
+    @cached_property
+    def _inverse(self) -> tuple[Tensor, Tensor] | None:
+        if self._tables is None:
+            return None
+        straight, crossed = self._tables
+        scaling = straight.square() + crossed.square()  # yarn's attention scaling: divide it out
+        return straight / scaling, -crossed / scaling
 
     def _multiply(self, keys: Tensor, tables: tuple[Tensor, Tensor] | None, out: Tensor | None) -> Tensor:
         indirect = out is None or out.dtype != torch.float32 or out.device != keys.device

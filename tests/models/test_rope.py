@@ -37,13 +37,11 @@ def _check_moves(model: Any) -> None:
     assert rope.movable
     here, there = (observe_token(model, position) for position in (11, 1500))
     for layer in range(len(here)):
-        bare = rope.unrotate(layer, here[layer].key, torch.tensor([11]))
-        expected = there[layer].key
-        torch.testing.assert_close(rope.rotate(layer, bare, torch.tensor([1500])), expected, rtol=1e-3, atol=1e-4)
+        bare = rope.at(layer, torch.tensor([11])).unrotate(here[layer].key)
+        expected, rotation = there[layer].key, rope.at(layer, torch.tensor([1500]))
+        torch.testing.assert_close(rotation.rotate(bare), expected, rtol=1e-3, atol=1e-4)
         room = torch.zeros(2, *expected.shape, dtype=torch.bfloat16)[1]
-        torch.testing.assert_close(
-            rope.at(layer, torch.tensor([1500])).rotate(bare, out=room).float(), expected, rtol=0.01, atol=0.01
-        )
+        torch.testing.assert_close(rotation.rotate(bare, out=room).float(), expected, rtol=0.01, atol=0.01)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -60,4 +58,4 @@ def test_frequencies_that_change_with_length_cannot_be_moved() -> None:
     rope = Rope(_engine_model(rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}))
     assert not rope.movable
     with pytest.raises(ModelError, match="cannot be moved"):
-        rope.rotate(0, torch.zeros(2, 1, 8), torch.tensor([3]))
+        rope.at(0, torch.tensor([3])).rotate(torch.zeros(2, 1, 8))
