@@ -80,8 +80,17 @@ class CorruptShardError(CacheError):
 
 
 class CapacityError(LServeError):
-    """Raised for a request that can never be admitted; both numbers are tokens."""
+    """Raised for a request that can never be admitted; both numbers are tokens.
 
-    def __init__(self, needed: int, available: int, what: str, *, cure: str = "") -> None:
+    Args:
+        what: there is too little of.
+        who: needs it.
+    """
+
+    def __init__(self, needed: int, available: int, what: str, *, who: str = "the prompt", cure: str = "") -> None:
         self.needed, self.available = needed, available
-        super().__init__(f"needs {needed} tokens of {what}, and there are {available}.", cure=cure)
+        super().__init__(f"{who} needs {needed:,} tokens of {what}, and there are {available:,}.", cure=cure)
+
+
+class RetrievalError(LServeError):
+    """Raised when no document can be chosen for a question."""

@@ -38,8 +38,8 @@ def test_batches_are_lines_that_run_takes(tmp_path: Path, with_documents: bool) 
     batch = read_batch(tmp_path / "batch.jsonl")
     assert not batch.bad
     (line,) = batch.lines.values()
-    assert (line.question, line.answer) == ("Which number?", ["48213"])
-    assert line.documents == (["oxygen.md"] if with_documents else [])
+    assert (line.text, line.answer) == ("Which number?", ("48213",))
+    assert line.documents == (("oxygen.md",) if with_documents else ())
 
 
 def test_answers_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
-from lserve_tools.batch.reader import nearest
+from lserve_tools.batch.lines import nearest
 from lserve_tools.errors import DocumentError
 from lserve_tools.text.documents import read_document
 from lserve_tools.text.prompts import document_segment
@@ -18,7 +18,7 @@ from lserve_tools.text.tokenizer import Tokenizer
 class Library(Protocol):
     """The documents that lines may name."""
 
-    def find(self, names: list[str] | None) -> list[Segment]:
+    def find(self, names: Sequence[str] | None) -> list[Segment]:
         """The documents of one line in order; None stands for all there are.
 
         Raises:
@@ -37,7 +37,7 @@ class CachedLibrary:
     def __init__(self, segments: Iterable[Segment]) -> None:
         self._segments = {s.name: s for s in sorted(segments, key=lambda s: s.name)}
 
-    def find(self, names: list[str] | None) -> list[Segment]:
+    def find(self, names: Sequence[str] | None) -> list[Segment]:
         """See `Library`; names are paths relative to the folder that was built."""
         if names is None:
             return list(self._segments.values())
@@ -76,7 +76,7 @@ class FolderLibrary:
         self._folder, self._tokenizer = folder, tokenizer
         self._segments: dict[str, Segment] = {}
 
-    def find(self, names: list[str] | None) -> list[Segment]:
+    def find(self, names: Sequence[str] | None) -> list[Segment]:
         """See `Library`; names are paths relative to the folder, and there is no whole."""
         return [self._segment(path) for name in names or [] for path in self._paths(name)]
 

@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Literal
 
 import psutil
-from tqdm import tqdm
 
-from lserve_tools.batch.plan import PlannedLine, Planner, answer_found
+from lserve_tools.batch.answering import Answering, count_found
+from lserve_tools.batch.check import check, choose_checked
+from lserve_tools.batch.forecast import forecast
+from lserve_tools.batch.plan import PlannedLine, Planner, PlanOptions
 from lserve_tools.batch.reader import Batch
-from lserve_tools.batch.setup import ModelChoice, open_setup
+from lserve_tools.batch.resume import Kept, ResumeKeys, read_finished
+from lserve_tools.batch.retrieve import Retriever
+from lserve_tools.batch.setup import ModelChoice, Setup, open_setup
 from lserve_tools.batch.writer import ResultFormat, ResultWriter
 from lserve_tools.engine.llm import EngineOptions
 from lserve_tools.engine.sampling import SamplingParams
-from lserve_tools.engine.sequence import Completion, Request
-from lserve_tools.errors import CapacityError, LServeError
-from lserve_tools.schema import ReadingAccount, RunSummary, TokenAccount
+from lserve_tools.errors import UsageError
+from lserve_tools.schema import RunSummary
 
 Talk = Callable[[str], None]
+Retrieval = Literal["none", "bm25"]
+_SHOWN = 5  # bad lines that --strict names
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +40,11 @@ class RunOptions:
         cache: folder of the cache.
         use_cache: whether KV is taken from it.
         heads: a head profile, or None for the cache's.
+        overwrite: begin the file of results anew; else what it has of this run is kept.
+        strict: refuse a batch with a line that cannot be asked.
+        retrieve: what is done where documents do not fit into one prompt.
+        check: lines that the full model answers once more.
+        dry_run: plan all and answer nothing.
         sampling: for what a line leaves open.
     """
 
@@ -46,51 +56,112 @@ class RunOptions:
     model: ModelChoice = field(default_factory=ModelChoice)
     result_format: ResultFormat = "openai"
     overwrite: bool = False
+    strict: bool = False
+    retrieve: Retrieval = "none"
+    check: int = 0
+    dry_run: bool = False
     sampling: SamplingParams = field(default_factory=SamplingParams)
     engine: EngineOptions = field(default_factory=EngineOptions)
 
 
-class Engine(Protocol):
-    """What a run needs of `LLM`."""
-
-    @property
-    def warnings(self) -> list[str]: ...
-
-    def generate(self, requests: Iterable[Request]) -> Iterator[Completion]: ...
-
-
-def run_batch(batch: Batch, options: RunOptions, talk: Talk) -> RunSummary:
+def run_batch(batch: Batch, options: RunOptions, talk: Talk, detail: Talk = lambda _: None) -> RunSummary:
     """Answer every line of a batch.
 
     Args:
         talk: takes one line of what a user should know while it runs.
+        detail: takes what only some want to know, such as prompts of a dry run.
 
     Raises:
         UsageError: if nothing can be started with these options; nothing was written then.
     """
-    output = options.output
     setup = open_setup(options.model, options.cache, options.heads, options.use_cache, folder=options.folder)
-    cached = setup.source is not None
-    planner = Planner(setup.library, setup.tokenizer, setup.prompt, options.sampling, cached=cached)
+    planner = _planner(setup, options)
     planned = planner.plan(batch)
+    warnings = planner.warnings
+    if options.strict and batch.bad:
+        raise _refusal(batch)
     summary = RunSummary(
-        output=str(output),
+        output=str(options.output),
         model=setup.model.name,
-        cache=str(options.cache) if cached else None,
+        cache=str(options.cache) if setup.source is not None else None,
         lines=len(planned) + len(batch.bad),
+        other_prefix=sum(p.other_prefix for p in planned),
     )
+    if summary.other_prefix:
+        what = "lines that begin unlike the cache (another system text, or no template), computed without it"
+        warnings = [*warnings, f"{what}: {summary.other_prefix}."]
+    if options.dry_run:
+        forecast(setup, batch, planned, warnings, summary, talk, detail)
+        return summary
+    return _run(batch, planned, warnings, setup, options, summary, talk)
+
+
+def _planner(setup: Setup, options: RunOptions) -> Planner:
+    name, longest = setup.model.name, setup.choice.limits(setup.model).max_positions
+    choice = PlanOptions(
+        sampling=options.sampling,
+        cached=setup.source is not None,
+        models=tuple(dict.fromkeys([options.model.name or name, name, Path(name).name])),
+        max_model_len=min(options.engine.max_model_len or longest, longest),
+    )
+    retriever = Retriever(setup.tokenizer) if options.retrieve == "bm25" else None
+    return Planner(setup.library, setup.tokenizer, setup.prompt, choice, retriever)
+
+
+def _run(
+    batch: Batch,
+    planned: list[PlannedLine],
+    warnings: list[str],
+    setup: Setup,
+    options: RunOptions,
+    summary: RunSummary,
+    talk: Talk,
+) -> RunSummary:
+    keys = ResumeKeys(setup, options.engine)
+    kept = {} if options.overwrite else _kept(batch, planned, keys, options, summary, talk)
+    left = [p for p in planned if p.question.id not in kept]
     started = time.perf_counter()
-    engine = setup.load_engine(options.engine) if planned else None
+    loaded = setup.load() if left else None
+    engine = setup.engine(loaded, options.engine) if loaded else None
     summary.load_seconds = time.perf_counter() - started
-    form = options.result_format
-    with ResultWriter(output, model=setup.model.name, result_format=form, overwrite=options.overwrite) as writer:
-        answering = Answering(summary, writer, talk)
-        answering.warn(planner.warnings)
+    old, form = [line.raw for line in kept.values()], options.result_format
+    with ResultWriter(options.output, model=setup.model.name, result_format=form, kept=old) as writer:
+        answering = Answering(summary, writer, keys, talk)
+        answering.warn(warnings)
         answering.fail_all(batch)
-        if engine is not None:
-            answering.answer(engine, planned)
+        if engine is not None and loaded is not None:
+            checked = choose_checked(left, options.check, options.engine.seed)
+            answers = answering.answer(engine, left, checked)
+            del engine  # its pages make room for the full model's
+            if checked and not summary.interrupted:
+                check(loaded, options.engine, checked, answers, summary)
     summary.peak_rss_bytes = peak_rss_bytes()
     return summary
+
+
+def _kept(
+    batch: Batch,
+    planned: list[PlannedLine],
+    keys: ResumeKeys,
+    options: RunOptions,
+    summary: RunSummary,
+    talk: Talk,
+) -> dict[str, Kept]:
+    """Lines that an earlier run has answered, counted."""
+    known = {p.question.id for p in planned} | {bad.id for bad in batch.bad}
+    kept = read_finished(options.output, planned, known, keys, options.result_format)
+    summary.kept = len(kept)
+    for line in kept.values():
+        count_found(summary, line.account.answer_found)
+    if kept:
+        talk(f"{options.output}: {len(kept)} lines are answered already and kept.")
+    return kept
+
+
+def _refusal(batch: Batch) -> UsageError:
+    shown = "; ".join(bad.message for bad in batch.bad[:_SHOWN])
+    more = f"; and {len(batch.bad) - _SHOWN} more" if len(batch.bad) > _SHOWN else ""
+    return UsageError(f"{len(batch.bad)} bad lines: {shown}{more}", cure="Mend them, or leave --strict out.")
 
 
 def peak_rss_bytes() -> int:
@@ -101,73 +172,3 @@ def peak_rss_bytes() -> int:
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
-
-
-class Answering:
-    """One run's results on their way to file and summary."""
-
-    def __init__(self, summary: RunSummary, writer: ResultWriter, talk: Talk) -> None:
-        self._summary, self._writer, self._talk = summary, writer, talk
-
-    def warn(self, warnings: Iterable[str]) -> None:
-        """Say and keep each warning."""
-        for warning in warnings:
-            self._summary.warnings.append(warning)
-            self._talk(f"Warning: {warning}")
-
-    def fail_all(self, batch: Batch) -> None:
-        """Write the lines that cannot be asked."""
-        for bad in batch.bad:
-            self._fail(bad.id, bad.code, bad.message)
-        self._summary.bad_lines = len(batch.bad)
-
-    def answer(self, engine: Engine, planned: list[PlannedLine]) -> None:
-        """Ask all planned lines and write each answer as it comes."""
-        lines = {p.line.id: p for p in planned}
-        other = self._summary.other_system = sum(p.other_system for p in planned)
-        if other:
-            self.warn([f"lines with another system text than the cache's, computed without it: {other}."])
-        told = len(engine.warnings)
-        started = time.perf_counter()
-        with tqdm(total=len(planned), unit="line", desc="run", disable=None, leave=False) as bar:
-            for completion in engine.generate([p.request for p in planned]):
-                self.warn(engine.warnings[told:])
-                told = len(engine.warnings)
-                self._take(lines[completion.id], completion)
-                bar.update()
-        self._summary.seconds = time.perf_counter() - started
-        self._summary.tokens_per_second = self._summary.completion_tokens / max(self._summary.seconds, 1e-9)
-
-    def _take(self, planned: PlannedLine, completion: Completion) -> None:
-        if completion.error is not None:
-            self._fail(completion.id, *_describe(planned, completion.error))
-            return
-        summary = self._summary
-        tokens = TokenAccount(exact=completion.exact_tokens, computed=completion.computed_tokens)
-        found = answer_found(planned.line, completion.text)
-        account = ReadingAccount(
-            documents=list(planned.documents), tokens=tokens, note=planned.note, answer_found=found
-        )
-        self._writer.write_answer(completion, account)
-        summary.answered += 1
-        summary.prompt_tokens += completion.prompt_tokens
-        summary.completion_tokens += len(completion.token_ids)
-        summary.tokens.exact += tokens.exact
-        summary.tokens.computed += tokens.computed
-        summary.answers_expected += found is not None
-        summary.answers_found += bool(found)
-
-    def _fail(self, line_id: str, code: str, message: str) -> None:
-        self._writer.write_failure(line_id, code, message)
-        self._summary.failed += 1
-        self._talk(f"Error: {message}")
-
-
-def _describe(planned: PlannedLine, error: LServeError) -> tuple[str, str]:
-    """Code and message of a line that the engine refused."""
-    if not isinstance(error, CapacityError):
-        return "engine_error", f"{planned.place}: {error}"
-    if planned.whole:
-        what = f"the whole cache (documents: {len(planned.documents)}) {error.message}"
-        return "context_too_long", f'{planned.place}: {what} Name some of them with "documents".'
-    return "context_too_long", f"{planned.place}: the prompt {error}"

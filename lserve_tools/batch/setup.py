@@ -14,7 +14,15 @@ from lserve_tools.engine.llm import LLM, EngineOptions
 from lserve_tools.errors import UsageError
 from lserve_tools.heads.profile import HeadProfile
 from lserve_tools.models.fingerprint import model_fingerprint, tokenizer_fingerprint
-from lserve_tools.models.load import LoadedModel, ModelSource, load_model, load_tokenizer, resolve_model
+from lserve_tools.models.load import (
+    LoadedModel,
+    ModelLimits,
+    ModelSource,
+    load_model,
+    load_tokenizer,
+    read_limits,
+    resolve_model,
+)
 from lserve_tools.quant.kv import get_codec
 from lserve_tools.schema import Manifest
 from lserve_tools.text.prompts import PromptFormat, render_prompt_format
@@ -39,6 +47,10 @@ class ModelChoice:
     def tokenizer(self, source: ModelSource) -> Tokenizer:
         """Load its tokenizer."""
         return load_tokenizer(source, trust_remote_code=self.trust_remote_code)
+
+    def limits(self, source: ModelSource) -> ModelLimits:
+        """What is known of it before it is loaded."""
+        return read_limits(source, dtype=self.dtype, device=self.device, trust_remote_code=self.trust_remote_code)
 
     def load(self, source: ModelSource) -> LoadedModel:
         """Load it."""
@@ -67,13 +79,16 @@ class Setup:
         """Where KV is taken from."""
         return self.store if self.use_cache else None
 
-    def load_engine(self, options: EngineOptions) -> LLM:
-        """Load the model and make sure that the cache is of its kind.
+    def load(self) -> LoadedModel:
+        """Load the model."""
+        return self.choice.load(self.model)
+
+    def engine(self, loaded: LoadedModel, options: EngineOptions) -> LLM:
+        """The engine over the cache.
 
         Raises:
             CacheMismatchError: if KV in the cache is not what the model would compute.
         """
-        loaded = self.choice.load(self.model)
         llm = LLM(loaded, options=options, profile=self.profile, source=self.source)
         if self.source is not None:
             self.source.check(dtype=dtype_name(loaded), rope=llm.rope.identity())

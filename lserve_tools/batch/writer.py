@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal
 from uuid import uuid4
-
-from pydantic import BaseModel
 
 from lserve_tools.errors import LServeError, UsageError
 from lserve_tools.schema import (
@@ -22,50 +22,51 @@ from lserve_tools.schema import (
     ResultLine,
     ResultResponse,
     SimpleResultLine,
+    TextChoice,
+    TextCompletion,
     Usage,
 )
 
 if TYPE_CHECKING:
     from lserve_tools.engine.sequence import Completion
 
-ResultFormat = Literal["openai", "simple"]
+ResultFormat = Literal["openai", "simple", "text"]
 STDOUT = Path("-")
 
 
 def default_output(batch: Path) -> Path:
-    """`<stem>.results.jsonl` beside the batch file."""
-    return batch.with_name(f"{batch.stem}.results.jsonl")
+    """`<stem>.results.jsonl` beside the batch file; standard output for standard input."""
+    return batch if batch == STDOUT else batch.with_name(f"{batch.stem}.results.jsonl")
 
 
-def check_output(path: Path, overwrite: bool) -> None:
-    """Refuse, before any work is done, an output that `ResultWriter` would refuse.
+def check_output(path: Path) -> None:
+    """Refuse, before any work is done, an output that cannot be a file.
 
     Raises:
-        UsageError: if the file exists and may not be replaced.
+        UsageError: if it is a folder.
     """
     if path.is_dir():
         raise UsageError(f"{path}: is a folder.", cure="Name a file with -o.")
-    if path != STDOUT and path.exists() and not overwrite:
-        raise _exists(path)
 
 
 class ResultWriter:
     """Writes one line per request, in the order in which they come.
 
     Args:
-        path: the file, or `-` for standard output.
+        path: the file, or `-` for standard output; what is in it is replaced.
         model: its name, as results give it.
-        overwrite: whether an existing file may be replaced.
+        result_format: `text` writes answers alone.
+        kept: lines of an earlier run, which come first.
 
     Raises:
-        UsageError: if the file exists and may not be replaced, or cannot be created.
+        UsageError: if the file cannot be written.
     """
 
-    def __init__(self, path: Path, *, model: str, result_format: ResultFormat, overwrite: bool = False) -> None:
+    def __init__(self, path: Path, *, model: str, result_format: ResultFormat, kept: Iterable[bytes] = ()) -> None:
         self.path = path
         self._model = model
         self._format = result_format
-        self._file = _open(path, overwrite)
+        self._file = _open(path, kept)
 
     def __enter__(self) -> ResultWriter:
         return self
@@ -76,61 +77,84 @@ class ResultWriter:
         if self.path != STDOUT:
             self._file.close()
 
-    def write_answer(self, completion: Completion, account: ReadingAccount) -> None:
-        """Write the answer of one line."""
-        if self._format == "simple":
-            self._write(
-                SimpleResultLine(
-                    id=completion.id,
-                    answer=completion.text,
-                    finish_reason=completion.finish_reason,
-                    completion_tokens=len(completion.token_ids),
-                    **dict(account),
-                )
+    def write_answer(self, completion: Completion, account: ReadingAccount, *, raw: bool = False) -> None:
+        """Write the answer of one line; `raw` is one without chat template."""
+        if self._format == "text":
+            self._write(completion.text)
+        elif self._format == "simple":
+            line = SimpleResultLine(
+                id=completion.id,
+                answer=completion.text,
+                finish_reason=completion.finish_reason,
+                completion_tokens=len(completion.token_ids),
+                **dict(account),
             )
-            return
-        name = uuid4().hex
-        body = ChatCompletion(
-            id=f"chatcmpl-{name}",
-            created=int(time.time()),
-            model=self._model,
-            choices=[ChatChoice(message=ChatMessage(content=completion.text), finish_reason=completion.finish_reason)],
-            usage=_usage(completion, account),
-            lserve=account,
-        )
-        response = ResultResponse(request_id=f"req_{name}", body=body)
-        self._write(ResultLine(id=f"batch_req_{name}", custom_id=completion.id, response=response))
+            self._write(line.model_dump_json())
+        else:
+            self._write(self._openai_line(completion, account, raw).model_dump_json())
 
     def write_failure(self, line_id: str, code: str, message: str) -> None:
         """Write why a line has no answer."""
         failure = LineFailure(code=code, message=message)
         if self._format == "simple":
-            self._write(SimpleResultLine(id=line_id, error=failure))
-        else:
-            self._write(ResultLine(id=f"batch_req_{uuid4().hex}", custom_id=line_id, error=failure))
+            self._write(SimpleResultLine(id=line_id, error=failure).model_dump_json())
+        elif self._format == "openai":
+            line = ResultLine(id=f"batch_req_{uuid4().hex}", custom_id=line_id, error=failure)
+            self._write(line.model_dump_json())
 
-    def _write(self, line: BaseModel) -> None:
+    def _openai_line(self, completion: Completion, account: ReadingAccount, raw: bool) -> ResultLine:
+        name, reason = uuid4().hex, completion.finish_reason
+        shared: dict[str, Any] = {
+            "created": int(time.time()),
+            "model": self._model,
+            "usage": _usage(completion, account),
+            "lserve": account,
+        }
+        body: ChatCompletion | TextCompletion
+        if raw:
+            choice = TextChoice(text=completion.text, finish_reason=reason)
+            body = TextCompletion(id=f"cmpl-{name}", choices=[choice], **shared)
+        else:
+            message = ChatMessage(content=completion.text)
+            body = ChatCompletion(
+                id=f"chatcmpl-{name}", choices=[ChatChoice(message=message, finish_reason=reason)], **shared
+            )
+        response = ResultResponse(request_id=f"req_{name}", body=body)
+        return ResultLine(id=f"batch_req_{name}", custom_id=completion.id, response=response)
+
+    def _write(self, line: str) -> None:
         try:
-            self._file.write(line.model_dump_json().encode() + b"\n")
+            self._file.write(line.encode() + b"\n")
             self._file.flush()
         except OSError as error:
-            raise LServeError(f"{self.path}: cannot be written ({error.strerror}).") from None
+            cure = "What is in it stays; run again to go on." if self.path != STDOUT else ""
+            raise LServeError(f"{self.path}: cannot be written ({error.strerror}).", cure=cure) from None
 
 
-def _open(path: Path, overwrite: bool) -> IO[bytes]:
+def _open(path: Path, kept: Iterable[bytes]) -> IO[bytes]:
     if path == STDOUT:
         return sys.stdout.buffer
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return path.open("wb" if overwrite else "xb")
+        if path.is_file() or not path.exists():  # else a device or a pipe
+            _replace(path.resolve(), b"".join(line + b"\n" for line in kept))
+        return path.open("ab")
     except OSError as error:
-        if path.is_file() and not overwrite:
-            raise _exists(path) from None
         raise UsageError(f"{path}: cannot be written ({error.strerror}).") from None
 
 
-def _exists(path: Path) -> UsageError:
-    return UsageError(f"{path}: exists already.", cure="Name another file with -o, or replace it with --overwrite.")
+def _replace(path: Path, data: bytes) -> None:
+    """Give a file other contents all at once: killed at any moment, either the old or the new ones are there."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def _usage(completion: Completion, account: ReadingAccount) -> Usage:

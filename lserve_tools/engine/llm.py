@@ -99,6 +99,7 @@ class LLM:
         except (ValueError, RuntimeError) as error:
             raise UsageError(f"{error}.", cure=f"Unset {KERNELS.name}.") from None
         self._loaded = loaded
+        self._stopped = False
         self._options = options or EngineOptions()
         spec = loaded.spec
         self.max_model_len = min(self._options.max_model_len or spec.max_positions, spec.max_positions)
@@ -134,6 +135,7 @@ class LLM:
     def generate(self, requests: Iterable[Request]) -> Iterator[Completion]:
         """Answer `requests`, each as soon as it is done; one that cannot be answered gives an error completion."""
         submitted = time.perf_counter()
+        self._stopped = False
         sequences = []
         for request in requests:
             try:
@@ -142,10 +144,16 @@ class LLM:
                 yield _failed(request, error)
         self._scheduler.add(sequences)
         while self._scheduler.waiting or self._scheduler.running:
+            if self._stopped:
+                self._scheduler.waiting.clear()
             for sequence, refusal in self._scheduler.admit():
                 yield _failed(sequence.request, refusal)
             if self._scheduler.running:
                 yield from self._step()
+
+    def stop(self) -> None:
+        """Let `generate` finish what it is answering and leave the rest; a signal handler may call this."""
+        self._stopped = True
 
     def forget_contexts(self) -> None:
         """Drop all contexts from memory that no running sequence stands on."""

@@ -26,7 +26,7 @@ from lserve_tools.models import attention
 from lserve_tools.models.checks import check_config, check_model, check_weights
 from lserve_tools.models.fingerprint import TOKENIZER_FILES, model_fingerprint, tokenizer_fingerprint
 from lserve_tools.models.gguf import converted_folder, demo_file
-from lserve_tools.models.spec import ModelSpec
+from lserve_tools.models.spec import ModelSpec, kv_numbers, max_positions
 
 logger = logging.getLogger(__name__)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -109,6 +109,30 @@ def load_tokenizer(source: ModelSource, *, trust_remote_code: bool = False) -> P
             ) from error
         raise ModelError(f"{source.name}: its tokenizer cannot be read ({_first_line(error)}).") from error
     return cast(PreTrainedTokenizerBase, tokenizer)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLimits:
+    """What is known of a model before it is loaded.
+
+    Args:
+        max_positions: longest prompt plus answer, in tokens.
+        kv_bytes: of the KV of one token in all layers.
+    """
+
+    max_positions: int
+    kv_bytes: int
+
+
+def read_limits(source: ModelSource, *, dtype: str, device: str, trust_remote_code: bool = False) -> ModelLimits:
+    """Limits of a model from its config; the arguments are those of `load_model`.
+
+    Raises:
+        ModelError: if its architecture cannot run here.
+    """
+    config = _config(source, trust_remote_code)
+    text = config.get_text_config()
+    return ModelLimits(max_positions(text), kv_numbers(text) * _dtype(dtype, config, _device(device)).itemsize)
 
 
 def load_model(

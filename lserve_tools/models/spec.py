@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,11 +66,23 @@ class ModelSpec:
             num_kv_heads=first.key.shape[0],
             head_dim=first.key.shape[-1],
             vocab_size=int(config.vocab_size),
-            max_positions=int(getattr(config, "max_position_embeddings", 0) or 2**31 - 1),
+            max_positions=max_positions(config),
             windows=tuple(calls[layer].window for layer in range(expected)),
             softcap=first.softcap,
             eos_token_ids=_eos_token_ids(model),
         )
+
+
+def max_positions(config: Any) -> int:
+    """Longest prompt plus answer, in tokens, that a decoder's config promises."""
+    return int(getattr(config, "max_position_embeddings", 0) or 2**31 - 1)
+
+
+def kv_numbers(config: Any) -> int:
+    """Numbers that the KV of one token has in all layers, as a decoder's config has it."""
+    heads = config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return int(2 * config.num_hidden_layers * (getattr(config, "num_key_value_heads", None) or heads) * width)
 
 
 @dataclass(slots=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import BaseModel, ConfigDict, Field
 
 BATCH_ALIASES = {"custom_id": "id", "prompt": "question", "input": "question", "document": "documents"}
@@ -13,6 +11,7 @@ class BatchLine(BaseModel):
     """One line of `run`'s input in its short form; `BATCH_ALIASES` name other spellings of its keys.
 
     Args:
+        id: of the line, read apart from the rest: a number is taken too.
         documents: names or globs; None is the whole cache, an empty list none at all.
         context: text given in the line itself, read after the documents.
         system: another system text than the cache's.
@@ -21,7 +20,7 @@ class BatchLine(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
-    id: str = Field(min_length=1)
+    id: str | None = None
     question: str
     documents: list[str] | None = None
     context: str | None = None
@@ -57,62 +56,14 @@ class ReadingAccount(BaseModel):
         documents: in the order of the prompt.
         note: what a reader of the answer should know.
         answer_found: whether the answer holds what the line expects; None if it expects nothing.
+        resume_key: digests of the run and of the prompt, by which a later run knows that this answer is its own.
     """
 
     documents: list[str] = []
     tokens: TokenAccount = TokenAccount()
     note: str | None = None
     answer_found: bool | None = None
-
-
-class PromptTokensDetails(BaseModel):
-    """OpenAI's place for cache hits."""
-
-    cached_tokens: int
-
-
-class Usage(BaseModel):
-    """Token counts of one answer."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
-
-
-class ChatMessage(BaseModel):
-    """A message of a chat."""
-
-    role: Literal["assistant"] = "assistant"
-    content: str
-
-
-class ChatChoice(BaseModel):
-    """The one choice of an answer."""
-
-    index: Literal[0] = 0
-    message: ChatMessage
-    finish_reason: str
-
-
-class ChatCompletion(BaseModel):
-    """An answer as OpenAI's API gives it, with `lserve` added."""
-
-    id: str
-    object: Literal["chat.completion"] = "chat.completion"
-    created: int
-    model: str
-    choices: list[ChatChoice]
-    usage: Usage
-    lserve: ReadingAccount
-
-
-class ResultResponse(BaseModel):
-    """The response of an answered line."""
-
-    status_code: Literal[200] = 200
-    request_id: str
-    body: ChatCompletion
+    resume_key: str = ""
 
 
 class LineFailure(BaseModel):
@@ -120,15 +71,6 @@ class LineFailure(BaseModel):
 
     code: str
     message: str
-
-
-class ResultLine(BaseModel):
-    """One line of `run`'s output as OpenAI's batches have it: either `response` or `error`."""
-
-    id: str
-    custom_id: str
-    response: ResultResponse | None = None
-    error: LineFailure | None = None
 
 
 class SimpleResultLine(BaseModel):
@@ -142,16 +84,23 @@ class SimpleResultLine(BaseModel):
     tokens: TokenAccount = TokenAccount()
     note: str | None = None
     answer_found: bool | None = None
+    resume_key: str = ""
     error: LineFailure | None = None
 
 
 class RunSummary(BaseModel):
-    """What a run did; `run --json` prints it.
+    """What a run did, or a dry run would do; `run --json` prints it.
 
     Args:
+        answered: in this run; `kept` ones were in the file already.
         bad_lines: lines that could not be read as a request; they are among the failed ones.
-        other_system: lines answered without the cache, since their system text is not the cache's.
-        answers_expected, answers_found: lines with an `answer`, and how many of them got it.
+        unanswered: lines that an interruption left; the next run answers them.
+        other_prefix: lines answered without the cache, since their prompts begin otherwise.
+        answers_expected, answers_found: lines with an `answer`, and how many of them got it; kept ones count.
+        prompt_tokens, completion_tokens, tokens: of lines answered in this run.
+        longest_prompt: in tokens, with its answer; `kv_bytes` is what the KV of it takes in the model's dtype.
+        checked: lines answered again by the full model without cache; `check_same` of them are equal, and
+            `check_same_tokens` of `check_tokens` of their tokens are, up to each answer's first difference.
         seconds: of answering, without loading the model.
         peak_rss_bytes: largest resident memory of the process.
     """
@@ -159,16 +108,26 @@ class RunSummary(BaseModel):
     output: str
     model: str
     cache: str | None
+    dry_run: bool = False
+    interrupted: bool = False
     lines: int
     answered: int = 0
+    kept: int = 0
     failed: int = 0
     bad_lines: int = 0
-    other_system: int = 0
+    unanswered: int = 0
+    other_prefix: int = 0
     answers_expected: int = 0
     answers_found: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
     tokens: TokenAccount = TokenAccount()
+    longest_prompt: int = 0
+    kv_bytes: int = 0
+    checked: int = 0
+    check_same: int = 0
+    check_tokens: int = 0
+    check_same_tokens: int = 0
     load_seconds: float = 0.0
     seconds: float = 0.0
     tokens_per_second: float = 0.0

@@ -4,10 +4,11 @@ import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from lserve_tools.batch.answering import Answering
 from lserve_tools.batch.library import CachedLibrary
-from lserve_tools.batch.plan import Planner
+from lserve_tools.batch.plan import Planner, PlanOptions
 from lserve_tools.batch.reader import parse_batch
-from lserve_tools.batch.run import Answering, peak_rss_bytes
+from lserve_tools.batch.run import peak_rss_bytes
 from lserve_tools.batch.writer import ResultWriter
 from lserve_tools.engine.sampling import SamplingParams
 from lserve_tools.engine.sequence import Completion, Request
@@ -32,6 +33,8 @@ class FakeEngine:
     def __init__(self) -> None:
         self.warnings: list[str] = []
 
+    def stop(self) -> None: ...
+
     def generate(self, requests: Iterable[Request]) -> Iterator[Completion]:
         for request in reversed(list(requests)):
             if request.id in ("long", "whole"):
@@ -43,19 +46,28 @@ class FakeEngine:
                 yield Completion(request.id, "At Noon.", (1, 2), "stop", 30, exact_tokens=20, computed_tokens=10)
 
 
+class Keys:
+    """A key for each request."""
+
+    def of(self, request: Request) -> str:
+        return f"run.{request.id}"
+
+
 def test_every_line_is_written_counted_and_told(tmp_path: Path) -> None:
     tokenizer = small_tokenizer()
     batch = parse_batch([json.dumps(line).encode() for line in LINES], "batch.jsonl")
     library = CachedLibrary([document_segment(tokenizer, "a.md", "text")])
-    planner = Planner(library, tokenizer, render_prompt_format(tokenizer), SamplingParams(), cached=True)
+    options = PlanOptions(SamplingParams(), cached=True)
+    planner = Planner(library, tokenizer, render_prompt_format(tokenizer), options)
     planned = planner.plan(batch)
     summary = RunSummary(output="o", model="m", cache="c", lines=len(LINES))
     told: list[str] = []
     path = tmp_path / "out.jsonl"
     with ResultWriter(path, model="m", result_format="simple") as writer:
-        answering = Answering(summary, writer, told.append)
+        answering = Answering(summary, writer, Keys(), told.append)
         answering.fail_all(batch)
-        answering.answer(FakeEngine(), planned)
+        seen = answering.answer(FakeEngine(), planned, ["good"])
+    assert [completion.id for completion in seen] == ["good"]
     results = {line["id"]: line for line in map(json.loads, path.read_text().splitlines())}
     assert list(results) == ["bad", "other", "broken", "whole", "long", "good"]
     messages = {i: r["error"]["message"] for i, r in results.items() if r["error"]}
@@ -63,11 +75,11 @@ def test_every_line_is_written_counted_and_told(tmp_path: Path) -> None:
         "bad": "batch.jsonl:6: the question is empty.",
         "broken": "batch.jsonl:4: out of luck.",
         "long": "batch.jsonl:2: the prompt needs 70 tokens of context, and there are 50. Cut.",
-        "whole": "batch.jsonl:3: the whole cache (documents: 1) needs 70 tokens of context, and there are 50."
-        ' Name some of them with "documents".',
+        "whole": "batch.jsonl:3: the prompt needs 70 tokens of context, and there are 50. Cut.",
     }
     assert results["good"]["answer_found"] is True
-    assert (summary.answered, summary.failed, summary.bad_lines, summary.other_system) == (2, 4, 1, 1)
+    assert results["good"]["resume_key"] == "run.good"
+    assert (summary.answered, summary.failed, summary.bad_lines) == (2, 4, 1)
     assert (summary.answers_expected, summary.answers_found) == (1, 1)
     assert (summary.prompt_tokens, summary.completion_tokens) == (60, 4)
     assert (summary.tokens.exact, summary.tokens.computed) == (40, 20)

@@ -60,14 +60,32 @@ def test_a_line_is_in_the_file_before_the_next_one_is_made(tmp_path: Path) -> No
         assert len(written(path)) == 1
 
 
-def test_an_existing_file_is_kept_unless_told(tmp_path: Path) -> None:
+def test_kept_lines_come_first_and_all_others_go(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
-    path.write_text("precious\n")
-    with pytest.raises(UsageError, match=r"out.jsonl: exists already. .*--overwrite"):
-        ResultWriter(path, model="demo", result_format="simple")
-    assert path.read_text() == "precious\n"
-    with ResultWriter(path, model="demo", result_format="simple", overwrite=True):
-        assert path.read_text() == ""
+    path.write_text("old\nkept\ntorn")
+    with ResultWriter(path, model="demo", result_format="text", kept=[b"kept"]) as writer:
+        assert path.read_text() == "kept\n"
+        writer.write_answer(DONE, READ)
+    assert path.read_text() == "kept\nNoon.\n"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_link_to_a_file_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "real.jsonl").write_text("old\n")
+    (tmp_path / "link.jsonl").symlink_to(tmp_path / "real.jsonl")
+    with ResultWriter(tmp_path / "link.jsonl", model="demo", result_format="text") as writer:
+        writer.write_answer(DONE, READ)
+    assert (tmp_path / "real.jsonl").read_text() == "Noon.\n"
+
+
+def test_a_raw_prompts_answer_is_a_text_completion(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    with ResultWriter(path, model="demo", result_format="openai") as writer:
+        writer.write_answer(DONE, READ, raw=True)
+    (line,) = written(path)
+    body = line["response"]["body"]
+    assert body["object"] == "text_completion"
+    assert body["choices"] == [{"index": 0, "text": "Noon.", "finish_reason": "stop"}]
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
@@ -75,7 +93,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be written"):
         ResultWriter(tmp_path / "file" / "out.jsonl", model="demo", result_format="simple")
     with pytest.raises(UsageError, match="cannot be written"):
-        ResultWriter(tmp_path, model="demo", result_format="simple", overwrite=True)
+        ResultWriter(tmp_path, model="demo", result_format="simple")
 
 
 def test_the_output_lies_beside_the_batch() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lserve_tools.errors import ModelError
-from lserve_tools.text.prompts import document_segment, document_text, render_prompt_format
+from lserve_tools.text.prompts import Turn, document_segment, document_text, raw_prompt_format, render_prompt_format
 from lserve_tools.text.tokenizer import encode
 from tests.helpers.small_tokenizer import CHAT, DROPS_SYSTEM, NO_SYSTEM, small_tokenizer
 
@@ -41,7 +41,7 @@ def test_a_model_without_template_gets_the_plain_form() -> None:
     prompt = render_prompt_format(tokenizer)
     assert prompt.prefix_ids == ()
     assert prompt.prefix_segment().chunks == ()
-    assert tokenizer.decode(prompt.suffix_ids("Why?")) == "Question: Why?\nAnswer:" == prompt.suffix_text("Why?")
+    assert tokenizer.decode(prompt.suffix_ids("Why?")) == "Question: Why?\nAnswer:"
     assert render_prompt_format(tokenizer, "Be brief.").prefix_text == "Be brief.\n\n"
 
 
@@ -50,6 +50,62 @@ def test_the_plain_form_opens_with_the_token_that_the_tokenizer_adds() -> None:
     prompt = render_prompt_format(tokenizer, "Be brief.")
     assert prompt.prefix_ids[0] == tokenizer.bos_token_id
     assert prompt.prefix_text == "<s>Be brief.\n\n"
+
+
+def test_a_conversation_is_what_the_template_makes_of_it_with_the_documents_first() -> None:
+    tokenizer = small_tokenizer()
+    turns = [Turn("user", "Who signs?"), Turn("assistant", "The master.")]
+    for system in (None, "Be brief."):
+        prompt = render_prompt_format(tokenizer, system)
+        document = document_segment(tokenizer, "a.md", TEXT)
+        ids = (*prompt.prefix_ids, *document.token_ids, *prompt.suffix_ids("When?", turns))
+        messages = [
+            {"role": "user", "content": document_text("a.md", TEXT) + "Who signs?"},
+            {"role": "assistant", "content": "The master."},
+            {"role": "user", "content": "When?"},
+        ]
+        messages = [{"role": "system", "content": system}, *messages] if system else messages
+        whole = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        assert tokenizer.decode(ids) == whole
+
+
+def test_special_tokens_written_in_any_turn_stay_text() -> None:
+    tokenizer = small_tokenizer()
+    prompt = render_prompt_format(tokenizer)
+    hostile = [Turn("user", "<|im_end|>"), Turn("assistant", "<s>")]
+    plain = [Turn("user", "x"), Turn("assistant", "x")]
+    special = set(tokenizer.all_special_ids)
+    count = [sum(t in special for t in prompt.suffix_ids("<|im_start|>", turns)) for turns in (hostile, plain)]
+    assert count[0] == count[1] > 0
+
+
+@pytest.mark.parametrize("template", [NO_SYSTEM, DROPS_SYSTEM])
+def test_a_conversation_keeps_the_system_text_of_a_template_without_the_role(template: str) -> None:
+    tokenizer = small_tokenizer(template)
+    prompt = render_prompt_format(tokenizer, "Be brief.")
+    ids = prompt.prefix_ids + prompt.suffix_ids("When?", [Turn("user", "Who?"), Turn("assistant", "He.")])
+    assert "user\nBe brief.\n\nWho?<|im_end|>\n<|im_start|>assistant\nHe.<|im_end|>" in tokenizer.decode(ids)
+
+
+def test_turns_that_the_template_does_not_take_are_refused() -> None:
+    picky = "{% if messages | length > 1 %}{{ raise_exception('one only') }}{% endif %}" + CHAT
+    prompt = render_prompt_format(small_tokenizer(picky))
+    with pytest.raises(ModelError, match="does not take these messages"):
+        prompt.suffix_ids("When?", [Turn("user", "Who?")])
+
+
+def test_a_conversation_without_template_is_questions_and_answers() -> None:
+    tokenizer = small_tokenizer(None)
+    ids = render_prompt_format(tokenizer).suffix_ids("When?", [Turn("user", "Who?"), Turn("assistant", "He.")])
+    assert tokenizer.decode(ids) == "Question: Who?\nAnswer: He.\n\nQuestion: When?\nAnswer:"
+
+
+def test_a_raw_prompt_stands_as_it_is_and_means_its_special_tokens() -> None:
+    tokenizer = small_tokenizer()
+    prompt = raw_prompt_format(tokenizer)
+    assert prompt.suffix_ids("<|im_start|>user\nWho?") == encode(tokenizer, "<|im_start|>user\nWho?", plain=False)
+    assert prompt.prefix_ids == ()
+    assert raw_prompt_format(_Adding(tokenizer)).prefix_ids == (tokenizer.bos_token_id,)
 
 
 @pytest.mark.parametrize("template", ["no user text at all", CHAT + CHAT, "{{ raise_exception('never') }}"])
@@ -88,7 +144,7 @@ def test_assembled_ids_are_near_those_of_the_whole_text() -> None:
         ids += document_segment(tokenizer, name, text).token_ids
         whole += document_text(name, text)
     ids += prompt.suffix_ids("What is tested?")
-    whole += prompt.suffix_text("What is tested?")
+    whole += prompt.lead + "What is tested?" + prompt.tail
     at_once = encode(tokenizer, whole, plain=False)
     assert tokenizer.decode(ids) == tokenizer.decode(at_once) == whole
     assert abs(len(ids) - len(at_once)) <= len(texts)  # at most one token a boundary
