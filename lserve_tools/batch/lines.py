@@ -21,7 +21,7 @@ from lserve_tools.schema import (
 from lserve_tools.text.prompts import Turn
 
 _KEYS = (*BatchLine.model_fields, *BATCH_ALIASES)
-_OPENAI_KEYS = ("custom_id", "method", "url", "body")
+_OPENAI_KEYS = ("custom_id", "id", "method", "url", "body")
 # Of a request that asks for nothing that cannot be done; another value is an error, since it would shape the answer.
 _NEUTRAL: dict[str, Any] = {
     "n": 1, "best_of": 1, "stream": False, "echo": False, "suffix": "", "logprobs": False, "top_logprobs": 0,

@@ -98,6 +98,7 @@ class Planner:
                 planned.append(self._plan_line(batch.place(number), question))
             except (DocumentError, ModelError, CapacityError, RetrievalError) as error:
                 batch.fail(number, _CODES[type(error)], str(error))
+        batch.bad.sort(key=lambda bad: bad.number)
         return planned
 
     def _plan_line(self, place: str, question: Question) -> PlannedLine:
@@ -117,7 +118,7 @@ class Planner:
             question=question,
             request=Request(question.id, tuple(segments), suffix, sampling),
             documents=tuple(s.name for s in read),
-            other_prefix=self._options.cached and not fits,
+            other_prefix=self._options.cached and bool(read) and not fits,
             note=self._note(fits, len(read), len(chosen), len(documents)),
         )
 

@@ -21,10 +21,12 @@ class BadLine:
     """A line that cannot be answered.
 
     Args:
-        id: the line's own, or its number.
+        number: of the line.
+        id: the line's own, or made of its number.
         message: begins with the line's place, such as `batch.jsonl:17: `.
     """
 
+    number: int
     id: str
     code: str
     message: str
@@ -51,7 +53,7 @@ class Batch:
     def fail(self, number: int, code: str, message: str) -> None:
         """Move line `number` to the bad ones."""
         line = self.lines.pop(number)
-        self.bad.append(BadLine(line.id, code, f"{self.place(number)}: {message}"))
+        self.bad.append(BadLine(number, line.id, code, f"{self.place(number)}: {message}"))
 
 
 def read_batch(path: Path) -> Batch:
@@ -100,7 +102,7 @@ def parse_batch(raw_lines: Iterable[bytes], name: str) -> Batch:
         if isinstance(line, Question):
             batch.lines[number] = replace(line, id=line_id)
         else:
-            batch.bad.append(BadLine(line_id, line.code, f"{batch.place(number)}: {line}"))
+            batch.bad.append(BadLine(number, line_id, line.code, f"{batch.place(number)}: {line}"))
     return batch
 
 

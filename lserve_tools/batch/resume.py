@@ -15,6 +15,7 @@ from lserve_tools.batch.plan import PlannedLine
 from lserve_tools.batch.setup import Setup
 from lserve_tools.batch.writer import STDOUT, ResultFormat
 from lserve_tools.engine.llm import EngineOptions
+from lserve_tools.engine.sampling import SamplingParams
 from lserve_tools.engine.sequence import Request
 from lserve_tools.errors import UsageError
 from lserve_tools.models.fingerprint import model_fingerprint, tokenizer_fingerprint
@@ -31,9 +32,10 @@ class ResumeKeys:
     Args:
         setup: model, head profile and cache; documents of the cache count where they stand in a prompt.
         options: of the engine.
+        sampling: for what lines leave open.
     """
 
-    def __init__(self, setup: Setup, options: EngineOptions) -> None:
+    def __init__(self, setup: Setup, options: EngineOptions, sampling: SamplingParams) -> None:
         profile, source = setup.profile, setup.source
         self.run = _digest(
             json.dumps(
@@ -45,7 +47,7 @@ class ResumeKeys:
                     "cache": None if source is None else source.root_key.hex(),
                     "kv_cache_dtype": options.kv_cache_dtype,
                     "selection": [options.token_budget, options.reuse_interval, options.page_size],
-                    "seed": options.seed,
+                    "sampling": [options.seed, asdict(sampling)],
                 }
             ).encode()
         )
@@ -65,17 +67,22 @@ class ResumeKeys:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """A line of an earlier run that stays."""
+class Finished:
+    """What a file of results holds of this run.
 
-    raw: bytes
-    account: ReadingAccount
+    Args:
+        kept: lines that need no second answer, by id, with their accounts.
+        outdated: answers to other prompts: their lines or documents have changed.
+    """
+
+    kept: dict[str, tuple[bytes, ReadingAccount]]
+    outdated: int
 
 
 def read_finished(
     path: Path, planned: Iterable[PlannedLine], known: set[str], keys: ResumeKeys, form: ResultFormat
-) -> dict[str, Kept]:
-    """The lines of a file of results that need no second answer, by id.
+) -> Finished:
+    """Read what an earlier run has answered; failed lines, and one that was cut short, are asked again.
 
     Args:
         path: of the file; it may be missing.
@@ -86,9 +93,10 @@ def read_finished(
         UsageError: if the file holds anything but results of this batch, model, cache and parameters.
     """
     if path == STDOUT or form == "text" or not path.is_file():
-        return {}
+        return Finished({}, 0)
     wanted = {p.question.id: keys.of(p.request) for p in planned}
-    kept: dict[str, Kept] = {}
+    kept: dict[str, tuple[bytes, ReadingAccount]] = {}
+    outdated = 0
     for number, raw in enumerate(_read(path).split(b"\n")[:-1], start=1):  # a torn last line has no line end
         line_id, account = _parse(raw, f"{path}:{number}", form)
         if line_id not in known:
@@ -99,8 +107,10 @@ def read_finished(
             what = "was answered with another model, cache, head profile or other options"
             raise UsageError(f"{path}:{number}: {line_id!r} {what}.", cure=_ANOTHER)
         if account.resume_key == wanted.get(line_id):
-            kept[line_id] = Kept(raw, account)
-    return kept
+            kept[line_id] = raw, account
+        else:
+            outdated += 1
+    return Finished(kept, outdated)
 
 
 def _parse(raw: bytes, place: str, form: ResultFormat) -> tuple[str, ReadingAccount | None]:

@@ -16,7 +16,7 @@ from lserve_tools.batch.check import check, choose_checked
 from lserve_tools.batch.forecast import forecast
 from lserve_tools.batch.plan import PlannedLine, Planner, PlanOptions
 from lserve_tools.batch.reader import Batch
-from lserve_tools.batch.resume import Kept, ResumeKeys, read_finished
+from lserve_tools.batch.resume import Finished, ResumeKeys, read_finished
 from lserve_tools.batch.retrieve import Retriever
 from lserve_tools.batch.setup import ModelChoice, Setup, open_setup
 from lserve_tools.batch.writer import ResultFormat, ResultWriter
@@ -117,14 +117,14 @@ def _run(
     summary: RunSummary,
     talk: Talk,
 ) -> RunSummary:
-    keys = ResumeKeys(setup, options.engine)
-    kept = {} if options.overwrite else _kept(batch, planned, keys, options, summary, talk)
-    left = [p for p in planned if p.question.id not in kept]
+    keys = ResumeKeys(setup, options.engine, options.sampling)
+    finished = Finished({}, 0) if options.overwrite else _finished(batch, planned, keys, options, summary, talk)
+    left = [p for p in planned if p.question.id not in finished.kept]
     started = time.perf_counter()
     loaded = setup.load() if left else None
     engine = setup.engine(loaded, options.engine) if loaded else None
     summary.load_seconds = time.perf_counter() - started
-    old, form = [line.raw for line in kept.values()], options.result_format
+    old, form = [raw for raw, _ in finished.kept.values()], options.result_format
     with ResultWriter(options.output, model=setup.model.name, result_format=form, kept=old) as writer:
         answering = Answering(summary, writer, keys, talk)
         answering.warn(warnings)
@@ -139,23 +139,20 @@ def _run(
     return summary
 
 
-def _kept(
-    batch: Batch,
-    planned: list[PlannedLine],
-    keys: ResumeKeys,
-    options: RunOptions,
-    summary: RunSummary,
-    talk: Talk,
-) -> dict[str, Kept]:
-    """Lines that an earlier run has answered, counted."""
+def _finished(
+    batch: Batch, planned: list[PlannedLine], keys: ResumeKeys, options: RunOptions, summary: RunSummary, talk: Talk
+) -> Finished:
+    """What an earlier run has answered, counted."""
     known = {p.question.id for p in planned} | {bad.id for bad in batch.bad}
-    kept = read_finished(options.output, planned, known, keys, options.result_format)
-    summary.kept = len(kept)
-    for line in kept.values():
-        count_found(summary, line.account.answer_found)
-    if kept:
-        talk(f"{options.output}: {len(kept)} lines are answered already and kept.")
-    return kept
+    finished = read_finished(options.output, planned, known, keys, options.result_format)
+    summary.kept = len(finished.kept)
+    for _, account in finished.kept.values():
+        count_found(summary, account.answer_found)
+    if finished.kept:
+        talk(f"{options.output}: lines that are answered already and kept: {len(finished.kept)}.")
+    if finished.outdated:
+        talk(f"{options.output}: answers made anew, since line or documents have changed: {finished.outdated}.")
+    return finished
 
 
 def _refusal(batch: Batch) -> UsageError:

@@ -6,9 +6,10 @@ import os
 import sys
 import time
 from collections.abc import Iterable
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 from uuid import uuid4
 
 from lserve_tools.errors import LServeError, UsageError
@@ -124,21 +125,23 @@ class ResultWriter:
 
     def _write(self, line: str) -> None:
         try:
-            self._file.write(line.encode() + b"\n")
+            left = line.encode() + b"\n"
+            while left:  # unbuffered: a nearly full disk takes a part
+                left = left[self._file.write(left) :]
             self._file.flush()
         except OSError as error:
             cure = "What is in it stays; run again to go on." if self.path != STDOUT else ""
             raise LServeError(f"{self.path}: cannot be written ({error.strerror}).", cure=cure) from None
 
 
-def _open(path: Path, kept: Iterable[bytes]) -> IO[bytes]:
+def _open(path: Path, kept: Iterable[bytes]) -> BinaryIO | FileIO:
     if path == STDOUT:
         return sys.stdout.buffer
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_file() or not path.exists():  # else a device or a pipe
             _replace(path.resolve(), b"".join(line + b"\n" for line in kept))
-        return path.open("ab")
+        return path.open("ab", buffering=0)
     except OSError as error:
         raise UsageError(f"{path}: cannot be written ({error.strerror}).") from None
 

@@ -139,12 +139,13 @@ def command(
         ),
     )
     summary = run_batch(lines, options, out.talk, out.detail)
-    if as_json and question is None:
+    if as_json and (question is None or dry_run):
         out.result(summary, [])
     else:
-        for name, value in _rows(summary):
+        for name, value in _rows(summary, alone=question is not None):
             out.talk(f"{name:<14}{value}")
     if summary.interrupted:
+        out.talk("Interrupted. The same command goes on where this one stopped.")
         raise typer.Exit(130)
     if summary.failed:
         raise typer.Exit(1)
@@ -176,27 +177,28 @@ def _what(
     return Batch("--question", {0: asked}, []), output or STDOUT, form
 
 
-def _rows(summary: RunSummary) -> Iterable[tuple[str, str]]:
-    """The summary for people."""
+def _rows(summary: RunSummary, *, alone: bool) -> Iterable[tuple[str, str]]:
+    """The summary for people; short if one question was asked `alone`."""
     from lserve_tools.batch.estimate import show_bytes
 
-    done = f"{summary.answered} answered, {summary.failed} failed"
-    if summary.dry_run:
-        done = f"{summary.lines - summary.failed} to answer, {summary.failed} bad"
-    kept = f", {summary.kept} answered before" if summary.kept else ""
-    left = f", {summary.unanswered} left: run again to go on" if summary.unanswered else ""
-    yield "lines", f"{summary.lines}: {done}{kept}{left}"
+    if alone and summary.failed:
+        return
+    if not alone:
+        yield "lines", _lines(summary)
     if summary.answers_expected:
         yield "answers right", f"{summary.answers_found} of {summary.answers_expected} hold what they should"
     if summary.other_prefix:
         yield "without cache", f"{summary.other_prefix} (another system text, or no template)"
     tokens = summary.tokens
-    yield "prompt tokens", f"{summary.prompt_tokens:,}: {tokens.exact:,} exact from cache, {tokens.computed:,} computed"
+    if summary.prompt_tokens:
+        sources = f"{tokens.exact:,} exact from cache, {tokens.computed:,} computed"
+        yield "prompt tokens", f"{summary.prompt_tokens:,}: {sources}"
     if summary.dry_run:
         yield "longest", f"{summary.longest_prompt:,} tokens with its answer, {show_bytes(summary.kv_bytes)} of KV"
         return
-    speed = f"{summary.seconds:.1f} s ({summary.tokens_per_second:.1f}/s)"
-    yield "answer tokens", f"{summary.completion_tokens:,} in {speed}"
+    if summary.answered:
+        speed = f"{summary.seconds:.1f} s ({summary.tokens_per_second:.1f}/s)"
+        yield "answer tokens", f"{summary.completion_tokens:,} in {speed}"
     if summary.checked:
         share = summary.check_same_tokens / max(1, summary.check_tokens)
         same = f"{summary.check_same} of {summary.checked} answers equal"
@@ -206,3 +208,12 @@ def _rows(summary: RunSummary) -> Iterable[tuple[str, str]]:
         yield "warnings", str(len(summary.warnings))
     if summary.output != str(STDOUT):
         yield "results", summary.output
+
+
+def _lines(summary: RunSummary) -> str:
+    """How many lines came to what."""
+    counts = [(summary.answered, "answered"), (summary.failed, "failed")]
+    if summary.dry_run:
+        counts = [(summary.lines - summary.failed, "to answer"), (summary.failed, "bad")]
+    counts += [(n, what) for n, what in ((summary.kept, "answered before"), (summary.unanswered, "left")) if n]
+    return f"{summary.lines}: {', '.join(f'{n} {what}' for n, what in counts)}"

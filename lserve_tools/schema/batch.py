@@ -76,6 +76,8 @@ class LineFailure(BaseModel):
 class SimpleResultLine(BaseModel):
     """One line of `run`'s output with `--format simple`: either `answer` or `error`."""
 
+    model_config = ConfigDict(extra="forbid")
+
     id: str
     answer: str | None = None
     finish_reason: str | None = None

@@ -153,6 +153,8 @@ class ResultResponse(BaseModel):
 class ResultLine(BaseModel):
     """One line of `run`'s output as OpenAI's batches have it: either `response` or `error`."""
 
+    model_config = ConfigDict(extra="forbid")
+
     id: str
     custom_id: str
     response: ResultResponse | None = None
