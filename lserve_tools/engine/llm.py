@@ -31,6 +31,7 @@ from lserve_tools.text.segments import Segment
 KVCacheDtype = Literal["auto", "int8", "int4"]
 _BITS: dict[KVCacheDtype, int | None] = {"auto": None, "int8": 8, "int4": 4}
 ChunkCapture = Callable[[int, int, int, Tensor, Tensor], None]
+TokenChooser = Callable[[Sequence[Running], Tensor], list[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,7 @@ class EngineOptions:
         seed: of requests that bring none.
         token_budget: tokens that a retrieval head reads for each decoded one, in whole pages; None reads all.
         reuse_interval: decoded tokens that one choice of pages serves.
+        logical_size: tokens whose keys share bounds, by which pages are chosen.
     """
 
     max_num_seqs: int = 64
@@ -58,6 +60,7 @@ class EngineOptions:
     seed: int = 0
     token_budget: int | None = None
     reuse_interval: int = 4
+    logical_size: int = LOGICAL_SIZE
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "page_size", "reuse_interval"):
@@ -65,8 +68,10 @@ class EngineOptions:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.selector and self.selector.most < 2:
             raise ValueError(f"token_budget must hold two pages of {self.page_size} tokens, not {self.token_budget}")
-        if self.selector and self.page_size % LOGICAL_SIZE:
-            raise ValueError(f"page_size must be a multiple of {LOGICAL_SIZE} for a token_budget, not {self.page_size}")
+        if self.selector and self.page_size % self.logical_size:
+            raise ValueError(
+                f"page_size must be a multiple of {self.logical_size} for a token_budget, not {self.page_size}"
+            )
 
     @property
     def selector(self) -> Selector | None:
@@ -111,7 +116,7 @@ class LLM:
             spec.head_dim,
             loaded.dtype,
             _BITS[self._options.kv_cache_dtype],
-            LOGICAL_SIZE if selector else None,
+            self._options.logical_size if selector else None,
         )
         budget = self._options.kv_memory or default_budget(loaded.device)
         sequences = self._options.max_num_seqs
@@ -132,8 +137,12 @@ class LLM:
         """What went wrong without stopping a run, such as damaged chunks that were computed instead."""
         return self._scheduler.warnings
 
-    def generate(self, requests: Iterable[Request]) -> Iterator[Completion]:
-        """Answer `requests`, each as soon as it is done; one that cannot be answered gives an error completion."""
+    def generate(self, requests: Iterable[Request], choose: TokenChooser | None = None) -> Iterator[Completion]:
+        """Answer `requests`, each as soon as it is done; one that cannot be answered gives an error completion.
+
+        Args:
+            choose: what the next tokens are, given sequences and logits `[B, V]`; None samples as the requests ask.
+        """
         submitted = time.perf_counter()
         self._stopped = False
         sequences = []
@@ -149,7 +158,7 @@ class LLM:
             for sequence, refusal in self._scheduler.admit():
                 yield _failed(sequence.request, refusal)
             if self._scheduler.running:
-                yield from self._step()
+                yield from self._step(choose or self._sample)
 
     def stop(self) -> None:
         """Let `generate` finish what it is answering and leave the rest; a signal handler may call this."""
@@ -196,7 +205,7 @@ class LLM:
             )
         return min(request.sampling.max_tokens, left)
 
-    def _step(self) -> Iterator[Completion]:
+    def _step(self, choose: TokenChooser) -> Iterator[Completion]:
         work = self._scheduler.next_work()
         answering = [
             (item, owner)
@@ -207,16 +216,21 @@ class LLM:
         for item, owner in work:
             owner.num_filled += item.length
         if answering:
-            yield from self._advance([owner for _, owner in answering], logits)
+            sequences = [owner for _, owner in answering]
+            yield from self._advance(sequences, choose(sequences, logits))
 
-    def _advance(self, sequences: list[Running], logits: Tensor) -> Iterator[Completion]:
-        """Give each sequence its next token and complete those that are done."""
+    def _sample(self, sequences: Sequence[Running], logits: Tensor) -> list[int]:
+        """The next token of each sequence, as its request asks."""
         params = [s.request.sampling for s in sequences]
         draws = [
             uniform(p.seed if p.seed is not None else self._options.seed, s.request.id, len(s.token_ids))
             for s, p in zip(sequences, params, strict=True)
         ]
-        for sequence, token in zip(sequences, sample(logits, params, draws), strict=True):
+        return sample(logits, params, draws)
+
+    def _advance(self, sequences: Sequence[Running], tokens: Sequence[int]) -> Iterator[Completion]:
+        """Give each sequence its next token and complete those that are done."""
+        for sequence, token in zip(sequences, tokens, strict=True):
             sequence.add_token(token)
             completion = self._completed(sequence)
             if completion is not None:
