@@ -9,19 +9,19 @@ after the same tokens.
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+from torch import Tensor
 
 from lserve_tools.batch.build import BuildOptions, build_cache
 from lserve_tools.batch.setup import ModelChoice, Setup, open_setup
 from lserve_tools.bench.essays import write_essays
-from lserve_tools.engine.llm import LLM, EngineOptions
+from lserve_tools.engine.llm import LLM, EngineOptions, KVCacheDtype
 from lserve_tools.engine.sampling import SamplingParams
 from lserve_tools.engine.sequence import Request
 from lserve_tools.evaluation.fidelity import answer_logits, compare
@@ -30,7 +30,7 @@ from lserve_tools.models.load import LoadedModel
 from lserve_tools.text.documents import find_documents
 
 BUDGETS = (2048, 1024, 512)
-PAGES = ("auto", "int8", "int4")
+PAGES: tuple[KVCacheDtype, ...] = ("auto", "int8", "int4")
 ANSWER_TOKENS = 32
 
 
@@ -40,6 +40,10 @@ class Asked:
 
     request: Request
     needle: Needle
+
+    def holds(self, text: str) -> bool:
+        """Whether an answer is right."""
+        return self.needle.answer.casefold() in text.casefold()
 
 
 def write_documents(options: argparse.Namespace, choice: ModelChoice, folder: Path) -> dict[str, tuple[Needle, ...]]:
@@ -91,13 +95,12 @@ def compare_selection(loaded: LoadedModel, setup: Setup, asked: Sequence[Asked],
         answers = {c.id: c for c in llm.generate([a.request for a in asked])}
         seconds = time.perf_counter() - began
         dense = dense or {i: c.token_ids for i, c in answers.items()}
-        right = Counter(
-            a.needle.kind for a in asked if a.needle.answer.casefold() in answers[a.request.id].text.casefold()
-        )
+        right = Counter(a.needle.kind for a in asked if a.holds(answers[a.request.id].text))
         total = Counter(a.needle.kind for a in asked)
         same = sum(answers[i].token_ids == tokens for i, tokens in dense.items())
         cells = [f"{right[kind]}/{total[kind]}" for kind in kinds]
-        yield f"| {name} | {' | '.join(cells)} | {right.total()}/{total.total()} | {same}/{len(asked)} | {seconds:.0f} |"
+        cells += [f"{right.total()}/{total.total()}", f"{same}/{len(asked)}", f"{seconds:.0f}"]
+        yield f"| {name} | {' | '.join(cells)} |"
 
 
 def compare_pages(loaded: LoadedModel, setups: dict[str, Setup], asked: Sequence[Asked], most: int) -> Iterator[str]:
@@ -105,15 +108,17 @@ def compare_pages(loaded: LoadedModel, setups: dict[str, Setup], asked: Sequence
     requests = [a.request for a in asked]
     yield "| shards | pages | KL, nats a token | worst token | same likeliest token |"
     yield "|---" * 5 + "|"
-    reference = None
+    reference: dict[str, Tensor] = {}
+    forced: dict[str, Sequence[int]] | None = None
     for codec, setup in setups.items():
         for pages in PAGES:
             llm = LLM(loaded, options=EngineOptions(max_model_len=most, kv_cache_dtype=pages), source=setup.source)
-            forced = reference and {name: rows.argmax(-1).tolist() for name, rows in reference.items()}
             found = answer_logits(llm, requests, forced)
             reference = reference or found
+            forced = {name: rows.argmax(-1).tolist() for name, rows in reference.items()}
             result = compare(reference, found)
-            yield f"| {codec} | {pages} | {result.kl:.5f} | {result.worst_kl:.3f} | {result.top1:.2%} of {result.tokens} |"
+            cells = [f"{result.kl:.5f}", f"{result.worst_kl:.3f}", f"{result.top1:.2%} of {result.tokens}"]
+            yield f"| {codec} | {pages} | {' | '.join(cells)} |"
 
 
 def main() -> None:
@@ -147,11 +152,7 @@ def main() -> None:
         )
         for row in rows:
             print(row, flush=True)
-        for setup in setups.values():
-            if setup.store is not None:
-                with closing(setup.store):
-                    pass
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
