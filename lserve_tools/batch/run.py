@@ -93,7 +93,7 @@ def run_batch(batch: Batch, options: RunOptions, talk: Talk, detail: Talk = lamb
     if options.dry_run:
         forecast(setup, batch, planned, warnings, summary, talk, detail)
         return summary
-    return _run(batch, planned, warnings, setup, options, summary, talk)
+    return _run(batch, planned, warnings, setup, options, summary, talk, detail)
 
 
 def _planner(setup: Setup, options: RunOptions) -> Planner:
@@ -116,6 +116,7 @@ def _run(
     options: RunOptions,
     summary: RunSummary,
     talk: Talk,
+    detail: Talk,
 ) -> RunSummary:
     keys = ResumeKeys(setup, options.engine, options.sampling)
     finished = Finished({}, 0) if options.overwrite else _finished(batch, planned, keys, options, summary, talk)
@@ -124,6 +125,9 @@ def _run(
     loaded = setup.load() if left else None
     engine = setup.engine(loaded, options.engine) if loaded else None
     summary.load_seconds = time.perf_counter() - started
+    if engine is not None:
+        longest = max(p.request.num_prompt_tokens + p.request.sampling.max_tokens for p in left)
+        detail(f"KV memory for {engine.kv_tokens:,} tokens; the longest prompt with its answer has {longest:,}.")
     old, form = [raw for raw, _ in finished.kept.values()], options.result_format
     with ResultWriter(options.output, model=setup.model.name, result_format=form, kept=old) as writer:
         answering = Answering(summary, writer, keys, talk)

@@ -137,6 +137,11 @@ class LLM:
         """What went wrong without stopping a run, such as damaged chunks that were computed instead."""
         return self._scheduler.warnings
 
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens of which retrieval heads can hold KV at a time."""
+        return self._memory.retrieval_pool.num_pages * self._options.page_size
+
     def generate(self, requests: Iterable[Request], choose: TokenChooser | None = None) -> Iterator[Completion]:
         """Answer `requests`, each as soon as it is done; one that cannot be answered gives an error completion.
 

@@ -22,19 +22,29 @@ WINDOW = 400
 @pytest.fixture(scope="module")
 def sliding(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The cache of a model whose layers have sliding windows."""
-    home = tmp_path_factory.mktemp("sliding")
+    return build(tmp_path_factory.mktemp("sliding"), "mistral", sliding_window=WINDOW)
+
+
+def build(home: Path, family: str, **overrides: Any) -> Path:
+    """The cache of two documents, made by a tiny model."""
     (home / "docs").mkdir()
     (home / "docs" / "a.md").write_text("Berth 7 is signed by the harbour master before noon.\n" * 40)
     (home / "docs" / "b.md").write_text("The ledger lies in the tower.\n")
     documents, errors = find_documents(home / "docs")
-    model = ModelChoice(str(tiny_model_folder(home / "model", "mistral", sliding_window=WINDOW)))
+    model = ModelChoice(str(tiny_model_folder(home / "model", family, **overrides)))
     summary = build_cache(documents, errors, BuildOptions(home / "cache", model, codec="exact"), print)
     assert summary.built == 2
     return home / "cache"
 
 
 def answer(
-    cache: Path, output: Path, *, use_cache: bool, documents: str = '"a.md"', most: int | None = None
+    cache: Path,
+    output: Path,
+    *,
+    use_cache: bool,
+    documents: str = '"a.md"',
+    most: int | None = None,
+    budget: int | None = None,
 ) -> tuple[str, int]:
     batch = parse_batch([b'{"id": "q", "question": "Who signs?", "documents": %s}' % documents.encode()], "batch.jsonl")
     options = RunOptions(
@@ -44,7 +54,7 @@ def answer(
         use_cache=use_cache,
         result_format="simple",
         sampling=SamplingParams(max_tokens=8),
-        engine=EngineOptions(kv_memory=2**26, max_model_len=most),
+        engine=EngineOptions(kv_memory=2**26, max_model_len=most, token_budget=budget),
     )
     summary = run_batch(batch, options, print)
     assert summary.failed == 0
@@ -66,6 +76,16 @@ def test_a_context_within_the_sliding_window_answers_alike_from_the_cache(slidin
     computed, _ = answer(sliding, tmp_path / "computed.jsonl", use_cache=False, **short)
     assert cached == computed
     assert exact > 0
+
+
+def test_pages_of_stored_keys_have_the_bounds_of_computed_ones(tmp_path: Path) -> None:
+    """Which pages are read depends on them."""
+    cache = build(tmp_path, "llama")
+    cached, exact = answer(cache, tmp_path / "cached.jsonl", use_cache=True, budget=192)
+    computed, _ = answer(cache, tmp_path / "computed.jsonl", use_cache=False, budget=192)
+    dense, _ = answer(cache, tmp_path / "dense.jsonl", use_cache=False)
+    assert cached == computed != dense
+    assert exact > 500
 
 
 def test_a_folder_that_is_no_cache_is_not_taken_for_one(tmp_path: Path) -> None:
