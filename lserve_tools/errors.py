@@ -71,6 +71,14 @@ class CacheMismatchError(CacheError):
         super().__init__(f"the cache was built with {field} {cached}, not {wanted}.", cure=cure)
 
 
+class CorruptIndexError(CacheError):
+    """Raised when the index of a cache is missing or damaged; shards hold all that it says."""
+
+    def __init__(self, path: str | Path, what: str) -> None:
+        cure = "Run build-cache again, or `lserve-tools cache verify --rebuild`: it is made from the shards."
+        super().__init__(f"{path} {what}.", cure=cure)
+
+
 class CorruptShardError(CacheError):
     """Raised when bytes of a shard are not those that were written; `shard` is its file, `where` the place in it."""
 

@@ -130,22 +130,30 @@ def test_pruning_drops_documents_and_shards_that_nobody_needs(tmp_path: Path) ->
     with CacheWriter(tmp_path, manifest) as writer:
         report = writer.prune(["a.md", "c.md"])
     assert report.documents == ("b.md",)
-    assert (report.shards, report.dead_bytes) == (1, 0)
-    assert report.freed_bytes > 0
+    assert report.after < report.before
     assert len(shards(tmp_path)) == 2
     check_whole(tmp_path, A, C)
 
 
-def test_dead_bytes_in_a_shard_that_lives_are_reported(tmp_path: Path) -> None:
+def test_what_is_pruned_is_gone_from_shards_that_live(tmp_path: Path) -> None:
     manifest = tiny_manifest()
     build(tmp_path, manifest, A, B)
+    (old,) = shards(tmp_path)
     with CacheWriter(tmp_path, manifest) as writer:
         report = writer.prune(["b.md"])
-        assert (report.documents, report.shards, report.freed_bytes) == (("a.md",), 0, 0)
+    (new,) = shards(tmp_path)
+    assert (new != old, new[:7], report.documents) == (True, "000001-", ("a.md",))
+    (tmp_path / "index.sqlite").unlink()
+    with CacheWriter(tmp_path, manifest):
+        pass
     store = CacheStore.open(tmp_path)
-    assert report.dead_bytes == store.stats().dead_bytes > 0
+    assert store.stats().dead_bytes == 0
     assert records_of(store, A) == [None] * 3
     check_whole(tmp_path, B)
+    before = shards(tmp_path)
+    with CacheWriter(tmp_path, manifest) as writer:
+        writer.prune(["b.md"])
+    assert shards(tmp_path) == before, "nothing was dead"
 
 
 def test_the_prefix_is_stored_and_never_listed_or_pruned(tmp_path: Path) -> None:
