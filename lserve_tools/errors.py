@@ -80,10 +80,15 @@ class CorruptIndexError(CacheError):
 
 
 class CorruptShardError(CacheError):
-    """Raised when bytes of a shard are not those that were written; `shard` is its file, `where` the place in it."""
+    """Raised when bytes of a shard are not those that were written.
+
+    Args:
+        shard: its file; `where` the place in it.
+        reason: what is wrong there.
+    """
 
     def __init__(self, shard: str | Path, where: str, reason: str) -> None:
-        self.shard, self.where = str(shard), where
+        self.shard, self.where, self.reason = str(shard), where, reason
         super().__init__(f"{shard}: {where} is damaged ({reason}).", cure="Run build-cache again to rebuild it.")
 
 

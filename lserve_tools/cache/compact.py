@@ -13,30 +13,37 @@ from pathlib import Path
 from lserve_tools.cache.index import Index, shard_number
 from lserve_tools.cache.records import ChunkRecord, StoredShard
 from lserve_tools.cache.shard import DAMAGED, SHARDS, ShardReader, ShardWriter, frame_name, sync_folder, writing
+from lserve_tools.errors import CorruptShardError
 from lserve_tools.schema import ShardDocument
 
 
-def compact(folder: Path, index: Index, name: str, kept: Sequence[ChunkRecord]) -> None:
+def compact(folder: Path, index: Index, name: str, kept: Sequence[ChunkRecord], *, anyway: bool = False) -> None:
     """Write a shard anew with some of its chunks, and with those of its documents that the index takes from it.
 
     Args:
         folder: of the cache, whose lock is held.
         kept: what the index has of the shard; nothing is written for a shard of which nothing is kept.
+        anyway: even if all of it is kept.
 
     Raises:
-        CorruptShardError: if the shard cannot be read; it stays as it is then.
+        CorruptShardError: if what is kept cannot be read; the shard stays as it is, for the next build to mend.
         CacheError: if the disk is full.
     """
     path = folder / SHARDS / name
     shard = ShardReader(path)
     try:
         documents = _documents(index, shard)
-        if len(kept) == len(shard.contents.chunks) and len(documents) == len(shard.contents.documents):
+        if not anyway and len(kept) == len(shard.contents.chunks) and len(documents) == len(shard.contents.documents):
             return
         copy = _copy(folder / SHARDS, shard, kept, documents) if kept or documents else None
+    except CorruptShardError:
+        path.with_suffix(DAMAGED).touch()
+        raise
     finally:
         shard.close()
     index.replace(name, copy)
+    if copy is not None and copy.name == name:  # it has taken the old one's place already
+        return
     with writing(folder):
         path.unlink()
         path.with_suffix(DAMAGED).unlink(missing_ok=True)

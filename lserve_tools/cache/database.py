@@ -21,7 +21,6 @@ _REFUSED = {
     sqlite3.SQLITE_READONLY: "It cannot be written; mend the permissions of the file and its folder.",
 }
 _PRIMARY = 0xFF  # of an extended error code
-_JOURNAL = "-journal"
 _WAIT = 30  # seconds for another process to end its transaction
 
 
@@ -85,6 +84,16 @@ class Database:
         return row[0] if row else None
 
     @contextmanager
+    def steady(self) -> Iterator[None]:
+        """What is read within is of one moment; builders wait until it is done."""
+        with self._reading():
+            self._connection.execute("BEGIN")
+        try:
+            yield
+        finally:
+            self._connection.execute("ROLLBACK")
+
+    @contextmanager
     def _writing(self) -> Iterator[None]:
         """One transaction: all of it or nothing."""
         with self._reading():
@@ -113,10 +122,5 @@ class Database:
 
 def delete_database(path: Path) -> None:
     """Delete a file with its journal, which would be rolled back into the next file of this name."""
-    for old in (path, journal_of(path)):
+    for old in (path, path.with_name(path.name + "-journal")):
         old.unlink(missing_ok=True)
-
-
-def journal_of(path: Path) -> Path:
-    """Where a change of a file is noted while it is made."""
-    return path.with_name(path.name + _JOURNAL)

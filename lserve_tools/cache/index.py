@@ -174,6 +174,11 @@ class Index(Database):
         with self._reading():
             return {str(n): int(b) for n, b in self._rows("SELECT name, bytes - chunk_bytes FROM shards")}
 
+    def chunk_bytes(self, shard: str) -> dict[int, int]:
+        """Bytes of the chunks that are taken from a shard, by their place in it."""
+        with self._reading():
+            return {int(n): int(b) for n, b in self._rows("SELECT number, bytes FROM chunks WHERE shard = ?", shard)}
+
     def documents_of(self, shard: str) -> dict[str, tuple[str, int]]:
         """Digest and size of the documents that a shard has entered, by path."""
         query = "SELECT path, sha256, size FROM documents WHERE shard = ?"
@@ -191,7 +196,8 @@ class Index(Database):
             if shard is not None:
                 query = "SELECT path, mtime_ns FROM documents WHERE shard = ?"
                 self._enter(shard, {str(path): int(time) for path, time in self._rows(query, old)})
-            self._connection.execute("DELETE FROM chunks WHERE shard = ?", (old,))
+            if shard is None or shard.name != old:
+                self._connection.execute("DELETE FROM chunks WHERE shard = ?", (old,))
 
     def _enter(self, shard: StoredShard, mtimes: Mapping[str, int]) -> None:
         values = (shard.name, shard.sha256, shard.num_bytes, sum(shard.chunk_bytes))

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from lserve_tools.cache.keys import RootIdentity
+from lserve_tools.cache.keys import RootIdentity, chain_keys
 from lserve_tools.cache.shard import TEMPORARY, sync_folder
 from lserve_tools.errors import CacheError, CacheMismatchError
 from lserve_tools.schema import CACHE_FORMAT_VERSION, Manifest
@@ -47,6 +47,12 @@ def root_identity(manifest: Manifest) -> RootIdentity:
         format_version=manifest.format_version,
         prefix_ids=manifest.prefix_ids,
     )
+
+
+def roots(manifest: Manifest) -> tuple[bytes, bytes]:
+    """The root key of a cache, and the key that documents follow: that of the prefix, if there is one."""
+    root_key, ids = root_identity(manifest).digest(), manifest.prefix_ids
+    return root_key, chain_keys(root_key, ids, (len(ids),))[-1] if ids else root_key
 
 
 def read_manifest(folder: Path) -> Manifest:

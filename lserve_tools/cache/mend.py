@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+from lserve_tools.cache.compact import compact
 from lserve_tools.cache.database import delete_database
 from lserve_tools.cache.geometry import CacheGeometry
 from lserve_tools.cache.index import INDEX, PREFIX_PATH, Index
@@ -35,9 +36,9 @@ def open_mended(folder: Path, geometry: CacheGeometry, root_key: bytes, document
     for path in sorted(shards.glob(f"[0-9]*-*{SUFFIX}")):
         if index.shard_sha256(path.name) is None:
             _adopt(index, path, root_key)
-    for marker in shards.glob(f"*{DAMAGED}"):
+    for marker in sorted(shards.glob(f"*{DAMAGED}")):
         _verify(index, marker.with_suffix(SUFFIX), geometry)
-        marker.unlink()
+        marker.unlink(missing_ok=True)
     index.drop_chunks([])
     return index
 
@@ -98,7 +99,7 @@ def _sound(index: Index, shards: Path, root_key: bytes, document_root: bytes) ->
             except CorruptShardError as error:
                 # Of a wrong digest the index may be the cause: then the name has the right one, and the shard stays.
                 if index.drop_shard(name):
-                    logger.warning("%s What it held is built again.", error.message)
+                    logger.warning("%s What it held must be built again.", error.message)
                 continue
             sound = all(describes(shard, record) for record in index.chunks_of(name))
             complete = shard.complete
@@ -136,24 +137,27 @@ def _ids(shard: ShardReader, number: int) -> tuple[int, ...] | None:
     try:
         return shard.read_ids(number)
     except CorruptShardError as error:
-        logger.warning("%s Its document is built again.", error.message)
+        logger.warning("%s Its document must be built again.", error.message)
         return None
 
 
 def _verify(index: Index, path: Path, geometry: CacheGeometry) -> None:
-    """Read every frame of a shard in which a reader met damage, and forget the chunks whose frames are damaged."""
+    """Read every frame of a shard in which damage was met, and write it anew without what is damaged."""
     records = index.chunks_of(path.name)
     try:
         shard = ShardReader(path)
     except CorruptShardError:
         index.drop_chunks([record.prefix_key for record in records])
         return
-    damaged = []
+    damaged, complete = set(), shard.complete
     for record in records:
         try:
             read_chunk(shard, record.number, geometry)
         except CorruptShardError:
-            damaged.append(record.prefix_key)
+            damaged.add(record.prefix_key)
     shard.close()
     for document in index.drop_chunks(damaged):
-        logger.warning("%s: its stored KV is damaged; it is built again.", document or "the prefix")
+        logger.warning("%s: its stored KV is damaged; it must be built again.", document or "the prefix")
+    if damaged or not complete:
+        kept = [record for record in records if record.prefix_key not in damaged]
+        compact(path.parent.parent, index, path.name, kept, anyway=True)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import closing
 from pathlib import Path
 
 from lserve_tools.cache.compact import compact
 from lserve_tools.cache.index import INDEX, PREFIX_PATH, Index, shard_number
-from lserve_tools.cache.manifest import MANIFEST
+from lserve_tools.cache.lock import BuildLock
+from lserve_tools.cache.manifest import MANIFEST, read_manifest, roots
 from lserve_tools.cache.records import PruneReport
 from lserve_tools.cache.shard import SHARDS, SUFFIX
 from lserve_tools.errors import CacheError, UsageError
+from lserve_tools.schema import CachePruning
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +70,41 @@ def prune(folder: Path, index: Index, gone: Sequence[str]) -> PruneReport:
     except CacheError as error:
         logger.warning("%s The index keeps its size.", error.message)
     return PruneReport(tuple(gone), before, cache_bytes(folder))
+
+
+def prune_folder(
+    folder: Path, choose: Callable[[Sequence[str]], list[str]], max_bytes: int | None, *, dry_run: bool
+) -> CachePruning:
+    """Prune the cache in a folder; see `plan_prune`.
+
+    Args:
+        choose: gives those of all documents that are to be dropped.
+        dry_run: tell what would be done, and do nothing.
+
+    Raises:
+        CacheError: if there is no cache, or it is damaged, or a build is at work.
+    """
+    manifest = read_manifest(folder)
+    if dry_run:
+        with closing(Index(folder / INDEX)) as index:
+            paths = index.paths()
+            done = plan_prune(folder, index, choose(paths), max_bytes)
+    else:
+        from lserve_tools.cache.geometry import CacheGeometry  # these import torch, which a dry run does without
+        from lserve_tools.cache.mend import open_mended
+
+        with BuildLock(folder), closing(open_mended(folder, CacheGeometry(manifest), *roots(manifest))) as index:
+            paths = index.paths()
+            plan = plan_prune(folder, index, choose(paths), max_bytes)
+            done = prune(folder, index, plan.documents)
+    return CachePruning(
+        cache=str(folder),
+        dry_run=dry_run,
+        dropped=done.documents,
+        documents=len(paths) - len(done.documents),
+        bytes_before=done.before,
+        bytes_after=done.after,
+    )
 
 
 def cache_bytes(folder: Path) -> int:

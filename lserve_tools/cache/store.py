@@ -17,8 +17,7 @@ from lserve_tools.cache.frames import ChunkLayer, Room
 from lserve_tools.cache.geometry import CacheGeometry
 from lserve_tools.cache.index import INDEX, PREFIX_PATH, Index
 from lserve_tools.cache.inventory import measure
-from lserve_tools.cache.keys import chain_keys
-from lserve_tools.cache.manifest import read_manifest, root_identity
+from lserve_tools.cache.manifest import read_manifest, roots
 from lserve_tools.cache.records import ChunkRecord, DocumentEntry
 from lserve_tools.cache.shard import DAMAGED, SHARDS, ShardReader, frame_name
 from lserve_tools.errors import CacheMismatchError, CorruptShardError
@@ -44,7 +43,7 @@ class CacheStore:
         self._index = index
         self._geometry = CacheGeometry(manifest)
         self._dtype = dtype or (self._geometry.dtype if self._geometry.codec.lossless else torch.float32)
-        self.root_key = root_identity(manifest).digest()
+        self.root_key, self.document_root = roots(manifest)  # the latter is what documents follow that stand first
         self._shards: OrderedDict[str, ShardReader] = OrderedDict()
         self._pool = ThreadPoolExecutor(min(_AHEAD, os.cpu_count() or 1), thread_name_prefix="shards")
 
@@ -69,12 +68,6 @@ class CacheStore:
         self._index.close()
         while self._shards:
             self._shards.popitem()[1].close()
-
-    @property
-    def document_root(self) -> bytes:
-        """The key that the first chunk of a document follows when it stands first."""
-        prefix = self.manifest.prefix_ids
-        return chain_keys(self.root_key, prefix, (len(prefix),))[-1] if prefix else self.root_key
 
     def documents(self) -> list[DocumentEntry]:
         """All documents by path.

@@ -14,7 +14,7 @@ from lserve_tools.cache.geometry import CacheGeometry
 from lserve_tools.cache.index import INDEX, PREFIX_PATH, Index
 from lserve_tools.cache.keys import chain_keys, content_key
 from lserve_tools.cache.lock import BuildLock
-from lserve_tools.cache.manifest import MANIFEST, compare, read_manifest, root_identity, write_manifest
+from lserve_tools.cache.manifest import MANIFEST, compare, read_manifest, roots, write_manifest
 from lserve_tools.cache.mend import open_mended
 from lserve_tools.cache.prune import plan_prune, prune
 from lserve_tools.cache.records import PruneReport
@@ -75,9 +75,7 @@ class CacheWriter:
         self.folder, self.manifest = Path(folder), manifest
         self._overwrite, self._limits = overwrite, (max_bytes, seal_bytes)
         self._geometry = CacheGeometry(manifest)
-        self.root_key = root_identity(manifest).digest()
-        prefix = manifest.prefix_ids
-        self.document_root = chain_keys(self.root_key, prefix, (len(prefix),))[-1] if prefix else self.root_key
+        self.root_key, self.document_root = roots(manifest)
         self._lock = BuildLock(self.folder)
         self._document: _Document | None = None
         self._storing: ShardChunk | None = None
