@@ -72,9 +72,10 @@ class CacheMismatchError(CacheError):
 
 
 class CorruptIndexError(CacheError):
-    """Raised when the index of a cache is missing or damaged; shards hold all that it says."""
+    """Raised when the index of a cache is missing or damaged, in the words of `what`; shards hold all that it says."""
 
     def __init__(self, path: str | Path, what: str) -> None:
+        self.what = what
         cure = "Run build-cache again, or `lserve-tools cache verify --rebuild`: it is made from the shards."
         super().__init__(f"{path} {what}.", cure=cure)
 

@@ -64,6 +64,9 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST
     again = f"Build it again: `lserve-tools build-cache DOCS -o {folder} --overwrite`."
+    anew = (
+        f"Delete it and run build-cache with the same options, which keeps the shards, or with -o {folder} --overwrite."
+    )
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -71,7 +74,7 @@ def read_manifest(folder: Path) -> Manifest:
         make = f"Make a cache with `lserve-tools build-cache DOCS -o {folder}`."
         raise CacheError(f"{folder} is not a cache: {missing}.", cure=make) from None
     except UnicodeDecodeError:
-        raise CacheError(f"{path} is damaged (not UTF-8).", cure=again) from None
+        raise CacheError(f"{path} is damaged (not UTF-8).", cure=anew) from None
     try:
         fields = json.loads(text)
         if fields["format_version"] != CACHE_FORMAT_VERSION:
@@ -84,9 +87,9 @@ def read_manifest(folder: Path) -> Manifest:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise CacheError(f"{path} is damaged ({f'{where}: ' if where else ''}{first['msg']}).", cure=again) from None
+        raise CacheError(f"{path} is damaged ({f'{where}: ' if where else ''}{first['msg']}).", cure=anew) from None
     except (ValueError, KeyError, TypeError) as error:
-        raise CacheError(f"{path} is damaged ({error}).", cure=again) from None
+        raise CacheError(f"{path} is damaged ({error}).", cure=anew) from None
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -95,10 +98,14 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     temporary = path.with_suffix(TEMPORARY)
     fields = manifest.model_dump(mode="json")
     text = json.dumps({**fields, _CHECKSUM: _checksum(fields)}, indent=2, ensure_ascii=False)
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
     temporary.replace(path)
     sync_folder(folder)
 

@@ -49,7 +49,9 @@ def verify(folder: Path, advance: Advance) -> CacheVerification:
     except CacheError as error:
         if not (folder / MANIFEST).is_file():
             raise
-        found.damaged.append(CacheFinding(file=MANIFEST, problem=error.message, cure=error.cure))
+        found.damaged.append(
+            CacheFinding(file=MANIFEST, problem=error.message.removeprefix(f"{folder / MANIFEST} "), cure=error.cure)
+        )
         return found
     _Verification(folder, manifest, found, advance).run()
     return found
@@ -135,7 +137,7 @@ class _Verification:
                 for key in keys:
                     self._needing.setdefault(key, []).append(path or PREFIX)
         except CorruptIndexError as error:
-            self._damage(INDEX, error.message, _REMAKE)
+            self._damage(INDEX, error.what, _REMAKE)
         for name in sorted({*shard_files(self._folder), *(self._said.shards if self._said else ())}):
             self._check(name)
         for file in leftovers(self._folder):
@@ -172,7 +174,7 @@ class _Verification:
             self._damage(file, "it is shorter or longer than its header says", _REBUILD, "its end")
         for number in range(len(shard.contents.chunks)):
             needing = self._documents(records[number]) if number in records else ()
-            self._found.chunks += bool(needing)
+            self._found.chunks += bool(needing) or self._said is None
             try:
                 read_chunk(shard, number, self._geometry)
                 self._advance(sum(map(shard.size, shard.chunk_frames(number))))

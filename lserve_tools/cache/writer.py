@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -18,10 +18,10 @@ from lserve_tools.cache.manifest import MANIFEST, compare, read_manifest, roots,
 from lserve_tools.cache.mend import open_mended
 from lserve_tools.cache.prune import plan_prune, prune
 from lserve_tools.cache.records import PruneReport
-from lserve_tools.cache.shard import DAMAGED, SHARDS, SUFFIX, writing
+from lserve_tools.cache.shard import DAMAGED, SHARDS, SUFFIX, ShardReader, writing
 from lserve_tools.cache.stream import ShardStream
 from lserve_tools.cache.windows import ChunkWindow, covers, document_windows, merge
-from lserve_tools.errors import CacheError
+from lserve_tools.errors import CacheError, CorruptShardError
 from lserve_tools.schema import Manifest, ShardChunk, ShardDocument
 
 _MAX_BYTES = 512_000_000
@@ -222,11 +222,18 @@ class CacheWriter:
                     path.unlink()
         if (self.folder / MANIFEST).exists():
             compare(read_manifest(self.folder), self.manifest, self.folder)
-        elif any(shards.glob(f"*{SUFFIX}")):
-            raise CacheError(f"{self.folder} has shards, but {MANIFEST} is missing.", cure="Build with --overwrite.")
         else:
+            for path in shards.glob(f"[0-9]*-*{SUFFIX}"):
+                self._refuse_foreign(path)
             write_manifest(self.folder, self.manifest)
         return open_mended(self.folder, self._geometry, self.root_key, self.document_root)
+
+    def _refuse_foreign(self, path: Path) -> None:
+        """Make sure that a shard without a manifest beside it is of this very cache."""
+        with suppress(CorruptShardError), closing(ShardReader(path)) as shard:
+            if shard.contents.root_key != self.root_key.hex():
+                cure = "Build with the options that it was built with, or with --overwrite."
+                raise CacheError(f"{self.folder} has other shards, but {MANIFEST} is missing.", cure=cure)
 
     def _begin(
         self,

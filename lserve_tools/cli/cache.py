@@ -180,11 +180,10 @@ def _stats_rows(found: CacheReport) -> Iterable[tuple[str, str]]:
 def _verify_rows(found: CacheVerification) -> Iterable[tuple[str, str]]:
     yield "checked", f"{found.shards:,} shards, {found.chunks:,} chunks, {show_bytes(found.bytes)}"
     yield "documents", f"{found.documents:,}"
+    yield "damaged", f"{len(found.damaged)}" if found.damaged else "nothing"
     if found.rebuilt:
-        yield "index", "made again from the shards"
-        yield "dropped", f"{len(found.damaged)} damaged, {len(found.build_again)} documents to build again"
-    else:
-        yield "damaged", f"{len(found.damaged)}" if found.damaged else "nothing"
+        yield "index", "made again from the shards; what was damaged is dropped"
+        yield "build again", f"{len(found.build_again)} documents" if found.build_again else "nothing"
 
 
 def _prune_rows(found: CachePruning) -> Iterable[tuple[str, str]]:

@@ -17,7 +17,7 @@ from tests.helpers.stored import (
     MIXED,
     TinyDocument,
     build,
-    expected,
+    check_whole,
     kv_of,
     load_all,
     records_of,
@@ -31,19 +31,6 @@ A, B, C = (TinyDocument(f"{name}.md", (70, 65, 20), seed=i) for i, name in enume
 def shards(folder: Path) -> dict[str, str]:
     """Digest of every file beside the index and the manifest."""
     return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted((folder / "shards").iterdir())}
-
-
-def check_whole(folder: Path, *documents: TinyDocument) -> None:
-    """The cache holds these documents and no others, and gives back their KV."""
-    store = CacheStore.open(folder)
-    assert [d.path for d in store.documents()] == sorted(d.path for d in documents)
-    for document in documents:
-        for record, layers in zip(records_of(store, document), load_all(store, document), strict=True):
-            assert record is not None
-            for layer, got in enumerate(layers):
-                for tensor, wanted in zip(got, expected(store.manifest, record, layer), strict=True):
-                    assert torch.equal(tensor, wanted)
-    store.close()
 
 
 @pytest.mark.parametrize("codec", ["exact", "int8"])
