@@ -35,6 +35,7 @@ from lserve_tools.schema.cache import (
     ShardContents,
     ShardDocument,
 )
+from lserve_tools.schema.env import EnvReport, Gpu
 from lserve_tools.schema.heads import (
     GateSettings,
     LossPoint,
@@ -62,7 +63,9 @@ __all__ = [
     "ChatChoice",
     "ChatCompletion",
     "ChatMessage",
+    "EnvReport",
     "GateSettings",
+    "Gpu",
     "LeftOut",
     "LineFailure",
     "LossPoint",
