@@ -29,6 +29,7 @@ _PACKAGES = (
     "zstandard",
     "numpy",
     "pydantic",
+    "psutil",
     "typer",
 )
 _TRIED = ("torch", "triton", "safetensors", "zstandard", "numpy")  # broken builds of these show only when imported
@@ -40,13 +41,11 @@ _CACHE = Path(".lserve/cache")
 def command(as_json: Json = False, quiet: Quiet = False, verbose: Verbose = False) -> None:
     """Show versions, hardware and settings, for a bug report. No secret is shown."""
     out = Output.start(as_json=as_json, quiet=quiet, verbose=verbose)
-    import psutil
-
     from lserve_tools.schema import EnvReport
 
     packages = {name: _version(name) for name in _PACKAGES}
-    torch = _import("torch")
-    memory = psutil.virtual_memory()
+    torch, psutil = _import("torch"), _import("psutil")
+    memory = psutil.virtual_memory() if psutil else None
     report = EnvReport(
         version=__version__,
         python=platform.python_version(),
@@ -54,8 +53,8 @@ def command(as_json: Json = False, quiet: Quiet = False, verbose: Verbose = Fals
         cpu=_cpu(),
         cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         threads=torch.get_num_threads() if torch else None,
-        memory=memory.total,
-        free_memory=memory.available,
+        memory=memory.total if memory else None,
+        free_memory=memory.available if memory else None,
         packages=packages,
         cuda=torch.version.cuda if torch else None,
         gpus=_gpus(torch),
@@ -135,12 +134,12 @@ def _cache() -> str | None:
     """The cache in its usual folder, in a line."""
     if not _CACHE.exists():
         return None
-    from lserve_tools.cache.inventory import report
-
     try:
+        from lserve_tools.cache.inventory import report
+
         found = report(_CACHE)
-    except LServeError as error:
-        return error.message
+    except (LServeError, ImportError) as error:
+        return f"{_CACHE} cannot be read: {_line(error)}"
     return f"{_CACHE}: {found.documents:,} documents, {show_bytes(found.bytes)}, {found.codec}, of {found.model}"
 
 
@@ -151,7 +150,8 @@ def _rows(report: EnvReport) -> Iterable[tuple[str, str]]:
     yield "system", report.system
     threads = "" if report.threads is None else f", {report.threads} threads in torch"
     yield "cpu", f"{report.cpu}, {report.cpus} usable{threads}"
-    yield "memory", f"{show_bytes(report.memory)}, {show_bytes(report.free_memory)} free"
+    known = report.memory is not None and report.free_memory is not None
+    yield "memory", f"{show_bytes(report.memory or 0)}, {show_bytes(report.free_memory or 0)} free" if known else "?"
     for number, gpu in enumerate(report.gpus):
         yield f"gpu {number}", f"{gpu.name}, {show_bytes(gpu.memory)}, capability {gpu.capability}"
     if not report.gpus:

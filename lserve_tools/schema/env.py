@@ -32,8 +32,8 @@ class EnvReport(BaseModel):
     cpu: str
     cpus: int
     threads: int | None = None
-    memory: int
-    free_memory: int
+    memory: int | None = None
+    free_memory: int | None = None
     packages: dict[str, str]
     cuda: str | None = None
     gpus: list[Gpu] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 from types import ModuleType
 
@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from lserve_tools import env
-from lserve_tools.cli import env as env_command
 from lserve_tools.cli.main import main
 from tests.helpers.stored import TinyDocument, build, tiny_manifest
 
@@ -51,10 +50,10 @@ def test_versions_and_settings_are_there_and_no_secret(
 def test_what_is_missing_or_broken_is_told_in_its_row(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole = env_command.import_module
+    whole = import_module
 
     def break_torch(name: str) -> ModuleType:
-        if name == "torch":
+        if name in ("torch", "zstandard", "psutil"):
             raise OSError("libtorch.so: cannot open shared object file\nand more")
         return whole(name)
 
@@ -63,8 +62,8 @@ def test_what_is_missing_or_broken_is_told_in_its_row(
             raise metadata.PackageNotFoundError(name)
         return "1.0"
 
-    monkeypatch.setattr(env_command, "import_module", break_torch)
-    monkeypatch.setattr(env_command.metadata, "version", lose_triton)
+    monkeypatch.setattr("lserve_tools.cli.env.import_module", break_torch)
+    monkeypatch.setattr("lserve_tools.cli.env.metadata.version", lose_triton)
     found = report(capsys)
     packages = found["packages"]
     assert isinstance(packages, dict)
