@@ -186,10 +186,10 @@ class _Verification:
                     self._note(file, f"{error.where} is damaged; no document needs it", cure)
 
     def _is_still_there(self, name: str) -> bool:
-        """Whether the index still has a shard: a prune may have deleted it meanwhile."""
+        """Whether anything is still taken from a shard: a prune may have written it anew meanwhile."""
         try:
             with closing(Index(self._folder / INDEX)) as index:
-                return index.shard_sha256(name) is not None
+                return bool(index.chunk_bytes(name) or index.documents_of(name))
         except CacheError:
             return True
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import random
-import resource
 import shutil
 import signal
 import sqlite3
@@ -33,6 +32,7 @@ from tests.helpers.stored import (
     write_prefix,
 )
 
+resource = pytest.importorskip("resource", reason="needs limits of a process")
 KILLS, SECONDS = 100, 60  # at full size
 MANIFEST = tiny_manifest(head_mask=MIXED, sink=10, recent=20)
 DOCUMENTS = [TinyDocument(f"{i:02d}.md", (70, 30 + i), seed=i) for i in range(12)]
