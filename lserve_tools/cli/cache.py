@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 _DEFAULT = Path(".lserve/cache")
 _Globs = Annotated[
-    list[str] | None, typer.Argument(metavar="[DOCUMENTS]...", help="Paths or globs of documents, as `run` takes them.")
+    list[str] | None, typer.Argument(metavar="DOCUMENTS", help="Paths or globs of documents, as `run` takes them.")
 ]
 
 
@@ -108,7 +108,7 @@ def prune(
             "--max-size",
             parser=parse_bytes,
             metavar="SIZE",
-            help="Then drop documents, those built first before the others, until all takes at most SIZE, such as 20G.",
+            help="Drop documents too, those built first before the others, until all takes at most SIZE, such as 20G.",
         ),
     ] = None,
     folder: CacheFolder = _DEFAULT,
