@@ -71,11 +71,25 @@ class CacheMismatchError(CacheError):
         super().__init__(f"the cache was built with {field} {cached}, not {wanted}.", cure=cure)
 
 
+class CorruptIndexError(CacheError):
+    """Raised when the index of a cache is missing or damaged, in the words of `what`; shards hold all that it says."""
+
+    def __init__(self, path: str | Path, what: str) -> None:
+        self.what = what
+        cure = "Run build-cache again, or `lserve-tools cache verify --rebuild`: it is made from the shards."
+        super().__init__(f"{path} {what}.", cure=cure)
+
+
 class CorruptShardError(CacheError):
-    """Raised when bytes of a shard are not those that were written; `shard` is its file, `where` the place in it."""
+    """Raised when bytes of a shard are not those that were written.
+
+    Args:
+        shard: its file; `where` the place in it.
+        reason: what is wrong there.
+    """
 
     def __init__(self, shard: str | Path, where: str, reason: str) -> None:
-        self.shard, self.where = str(shard), where
+        self.shard, self.where, self.reason = str(shard), where, reason
         super().__init__(f"{shard}: {where} is damaged ({reason}).", cure="Run build-cache again to rebuild it.")
 
 

@@ -14,6 +14,8 @@ from lserve_tools.engine.llm import LLM
 from lserve_tools.errors import CacheError
 from lserve_tools.models.load import LoadedModel
 from lserve_tools.schema import Manifest
+from lserve_tools.text.numbers import show_bytes as show_bytes
+from lserve_tools.text.numbers import show_seconds as show_seconds
 from lserve_tools.text.segments import Segment
 
 _ID_BYTES = 4
@@ -86,23 +88,6 @@ def check_disk(folder: Path, needed: int) -> None:
             f"{folder}: the cache needs about {show_bytes(needed)}, and {show_bytes(free)} are free there.",
             cure="Free some space, name another place with -o, or build fewer documents.",
         )
-
-
-def show_bytes(count: float) -> str:
-    """A number of bytes for people, in powers of 1,000."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
-
-
-def show_seconds(seconds: float) -> str:
-    """A time for people."""
-    if seconds < 90:
-        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"
 
 
 def _time(llm: LLM, segment: Segment) -> float:

@@ -35,7 +35,6 @@ class CacheGeometry:
         self.retrieval = [row.nonzero().flatten() for row in rows]
         self.streaming = [(~row).nonzero().flatten() for row in rows]
         self.has_streaming = any(len(heads) for heads in self.streaming)
-        self.raw_bytes_per_token = 2 * sum(map(len, mask)) * self.head_dim * dtype.itemsize
 
     def layout(self, layer: int, num_tokens: int, ranges: Ranges) -> FrameLayout:
         """Layout of the frame of a chunk in one layer."""

@@ -7,19 +7,18 @@ journal: a folder on a network or without leave to write can be read all the sam
 from __future__ import annotations
 
 import json
-import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from lserve_tools.cache.database import Database
 from lserve_tools.cache.keys import chain_keys, content_key
-from lserve_tools.cache.records import ChunkRecord, DocumentEntry, StoredShard
-from lserve_tools.errors import CacheError
+from lserve_tools.cache.records import ChunkRecord, DocumentEntry, DocumentSize, StoredShard
 from lserve_tools.schema import CACHE_FORMAT_VERSION
 
+INDEX = "index.sqlite"
 PREFIX_PATH = ""  # of the entry that holds the prefix; no document has it
 _SCHEMA = """
 CREATE TABLE shards (
@@ -42,10 +41,10 @@ CREATE TABLE document_chunks (
 CREATE INDEX document_chunks_by_key ON document_chunks (prefix_key);
 """
 _RECORD = "prefix_key, content_key, token_ids, position, rotated, streaming_ranges, has_tail, shard, number"
-_DEAD = "prefix_key NOT IN (SELECT prefix_key FROM document_chunks)"
+_LIVING = "WHERE prefix_key IN (SELECT prefix_key FROM document_chunks)"
 
 
-class Index:
+class Index(Database):
     """An open index.
 
     Args:
@@ -53,38 +52,12 @@ class Index:
         writable: it is made if it is not there; else it is only read.
 
     Raises:
-        CacheError: here and later, if it cannot be read or is damaged.
+        CorruptIndexError: here and later, if it is damaged or not there.
+        CacheError: if the system refuses to read or write it.
     """
 
     def __init__(self, path: Path, *, writable: bool = False) -> None:
-        self.path = path
-        if not writable and not path.is_file():
-            raise CacheError(f"{path} is not there.", cure="Run build-cache again: it makes it from the shards.")
-        with self._reading():
-            uri = f"{path.absolute().as_uri()}?mode={'rwc' if writable else 'ro'}"
-            self._connection = sqlite3.connect(uri, uri=True, timeout=30, isolation_level=None, check_same_thread=False)
-            try:
-                version = self._one("PRAGMA user_version")
-                if writable and not version:
-                    self._connection.executescript(
-                        f"BEGIN; {_SCHEMA} PRAGMA user_version = {CACHE_FORMAT_VERSION}; COMMIT;"
-                    )
-                elif version != CACHE_FORMAT_VERSION:
-                    raise ValueError(f"version {version}")
-            except (sqlite3.Error, ValueError):
-                self._connection.close()
-                raise
-
-    def close(self) -> None:
-        """Close the file."""
-        self._connection.close()
-
-    def check(self) -> None:
-        """Read all of the file, and make sure that what SQLite derives from its rows agrees with them."""
-        with self._reading():
-            found = self._one("PRAGMA integrity_check(1)")
-            if found != "ok":
-                raise ValueError(found)
+        super().__init__(path, _SCHEMA, CACHE_FORMAT_VERSION, writable=writable)
 
     def find(self, key: bytes, token_ids: Sequence[int] | None = None) -> ChunkRecord | None:
         """The chunk with this prefix key (and these tokens, if given), or None."""
@@ -158,7 +131,7 @@ class Index:
 
     def totals(self) -> dict[str, int]:
         """Numbers of documents, chunks and tokens, and bytes."""
-        living = f"FROM chunks WHERE NOT {_DEAD}"
+        living = f"FROM chunks {_LIVING}"
         queries = {
             "documents": f"SELECT count(*) FROM documents WHERE path != '{PREFIX_PATH}'",
             "chunks": f"SELECT count(*) {living}",
@@ -172,24 +145,84 @@ class Index:
         with self._reading():
             return {name: int(self._one(query) or 0) for name, query in queries.items()}
 
+    def sizes(self) -> list[DocumentSize]:
+        """Sizes of all documents by path, the prefix among them."""
+        query = (
+            "SELECT path, d.shard, d.size, count(*), sum(length(token_ids)) / 4, sum(c.bytes) FROM documents d"
+            " LEFT JOIN document_chunks USING (path) LEFT JOIN chunks c USING (prefix_key) GROUP BY path ORDER BY path"
+        )
+        with self._reading():
+            return [DocumentSize(str(p), str(s), *map(int, rest)) for p, s, *rest in self._rows(query)]
+
+    def living(self) -> dict[bytes, tuple[str, int]]:
+        """Shard and bytes of every chunk that a document or the prefix needs."""
+        with self._reading():
+            return {
+                k: (str(s), int(b)) for k, s, b in self._rows(f"SELECT prefix_key, shard, bytes FROM chunks {_LIVING}")
+            }
+
+    def keys(self) -> dict[str, list[bytes]]:
+        """Prefix keys of the chunks of every document, in order."""
+        found: dict[str, list[bytes]] = {}
+        with self._reading():
+            for path, key in self._rows("SELECT path, prefix_key FROM document_chunks ORDER BY path, place"):
+                found.setdefault(str(path), []).append(key)
+        return found
+
+    def headers(self) -> dict[str, int]:
+        """Bytes of every shard that are not of chunks."""
+        with self._reading():
+            return {str(n): int(b) for n, b in self._rows("SELECT name, bytes - chunk_bytes FROM shards")}
+
+    def chunk_bytes(self, shard: str) -> dict[int, int]:
+        """Bytes of the chunks that are taken from a shard, by their place in it."""
+        with self._reading():
+            return {int(n): int(b) for n, b in self._rows("SELECT number, bytes FROM chunks WHERE shard = ?", shard)}
+
+    def documents_of(self, shard: str) -> dict[str, tuple[str, int]]:
+        """Digest and size of the documents that a shard has entered, by path."""
+        query = "SELECT path, sha256, size FROM documents WHERE shard = ?"
+        with self._reading():
+            return {str(p): (str(d), int(n)) for p, d, n in self._rows(query, shard)}
+
     def enter(self, shard: StoredShard, mtimes: Mapping[str, int]) -> None:
-        """Enter a shard: its chunks and documents take the place of older ones."""
+        """Enter a shard: its chunks and documents take the place of older ones, never of those of later shards."""
         with self._writing():
-            values = (shard.name, shard.sha256, shard.num_bytes, sum(shard.chunk_bytes))
-            self._connection.execute("INSERT OR REPLACE INTO shards VALUES (?, ?, ?, ?)", values)
-            for number, chunk in enumerate(shard.contents.chunks):
-                ids = _pack_ids(shard.token_ids[number])
-                where = (shard.name, number, shard.chunk_bytes[number])
-                ranges = json.dumps(chunk.streaming_ranges)
-                how = (chunk.position, chunk.rotated, ranges, chunk.has_tail)
-                row = (bytes.fromhex(chunk.prefix_key), bytes.fromhex(chunk.content_key), ids, *how, *where)
-                self._connection.execute(f"INSERT OR REPLACE INTO chunks VALUES ({', '.join('?' * len(row))})", row)
-            for document in shard.contents.documents:
-                file = (document.path, document.sha256, document.size, mtimes.get(document.path, 0), shard.name)
-                self._connection.execute("INSERT OR REPLACE INTO documents VALUES (?, ?, ?, ?, ?)", file)
-                self._connection.execute("DELETE FROM document_chunks WHERE path = ?", (document.path,))
-                places = [(document.path, i, bytes.fromhex(key)) for i, key in enumerate(document.chunks)]
-                self._connection.executemany("INSERT INTO document_chunks VALUES (?, ?, ?)", places)
+            self._enter(shard, mtimes)
+
+    def replace(self, old: str, shard: StoredShard | None) -> None:
+        """Let what a shard held be taken from its copy, which has its number; what the copy lacks is forgotten."""
+        with self._writing():
+            if shard is not None:
+                query = "SELECT path, mtime_ns FROM documents WHERE shard = ?"
+                self._enter(shard, {str(path): int(time) for path, time in self._rows(query, old)})
+            if shard is None or shard.name != old:
+                self._connection.execute("DELETE FROM chunks WHERE shard = ?", (old,))
+
+    def _enter(self, shard: StoredShard, mtimes: Mapping[str, int]) -> None:
+        values = (shard.name, shard.sha256, shard.num_bytes, sum(shard.chunk_bytes))
+        self._connection.execute("INSERT OR REPLACE INTO shards VALUES (?, ?, ?, ?)", values)
+        for number, chunk in enumerate(shard.contents.chunks):
+            key, ids = bytes.fromhex(chunk.prefix_key), shard.token_ids[number]
+            if ids is None or self._later("chunks WHERE prefix_key = ?", key, shard.name):
+                continue
+            where = (shard.name, number, shard.chunk_bytes[number])
+            how = (chunk.position, chunk.rotated, json.dumps(chunk.streaming_ranges), chunk.has_tail)
+            row = (key, bytes.fromhex(chunk.content_key), _pack_ids(ids), *how, *where)
+            self._connection.execute(f"INSERT OR REPLACE INTO chunks VALUES ({', '.join('?' * len(row))})", row)
+        for document in shard.contents.documents:
+            if self._later("documents WHERE path = ?", document.path, shard.name):
+                continue
+            file = (document.path, document.sha256, document.size, mtimes.get(document.path, 0), shard.name)
+            self._connection.execute("INSERT OR REPLACE INTO documents VALUES (?, ?, ?, ?, ?)", file)
+            self._connection.execute("DELETE FROM document_chunks WHERE path = ?", (document.path,))
+            places = [(document.path, i, bytes.fromhex(key)) for i, key in enumerate(document.chunks)]
+            self._connection.executemany("INSERT INTO document_chunks VALUES (?, ?, ?)", places)
+
+    def _later(self, row: str, value: object, name: str) -> bool:
+        """Whether a row stands there already, of a shard with a higher number."""
+        found = self._row(f"SELECT shard FROM {row}", value)
+        return found is not None and shard_number(str(found[0])) > shard_number(name)
 
     def drop_documents(self, paths: Iterable[str]) -> None:
         """Take documents out; their chunks stay."""
@@ -209,52 +242,18 @@ class Index:
         self.drop_documents(paths)
         return paths
 
-    def drop_shard(self, name: str) -> None:
-        """Take out a shard with its chunks."""
+    def drop_shard(self, name: str) -> list[str]:
+        """Take out a shard with its chunks and documents; returns the paths of all documents that need it."""
         with self._writing():
+            needing = (
+                "SELECT path FROM documents WHERE shard = ?1 UNION SELECT path FROM document_chunks"
+                " WHERE prefix_key IN (SELECT prefix_key FROM chunks WHERE shard = ?1)"
+            )
+            paths = [str(path) for (path,) in self._rows(needing, name)]
             self._connection.execute("DELETE FROM chunks WHERE shard = ?", (name,))
             self._connection.execute("DELETE FROM shards WHERE name = ?", (name,))
-
-    def drop_dead(self) -> list[str]:
-        """Take out chunks that no document needs, and shards without any; returns the names of these."""
-        with self._writing():
-            self._connection.execute(f"DELETE FROM chunks WHERE {_DEAD}")
-            empty = "FROM shards WHERE name NOT IN (SELECT shard FROM chunks UNION SELECT shard FROM documents)"
-            names = [str(name) for (name,) in self._rows(f"SELECT name {empty}")]
-            self._connection.execute(f"DELETE {empty}")
-        return names
-
-    def _rows(self, query: str, *values: object) -> Iterator[tuple[Any, ...]]:
-        with closing(self._connection.execute(query, values)) as cursor:
-            yield from cursor
-
-    def _row(self, query: str, *values: object) -> tuple[Any, ...] | None:
-        return next(iter(list(self._rows(query, *values))), None)
-
-    def _one(self, query: str) -> Any:
-        row = self._row(query)
-        return row[0] if row else None
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        """One transaction: all of it or nothing."""
-        with self._reading():
-            self._connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-            except BaseException:
-                self._connection.execute("ROLLBACK")
-                raise
-            self._connection.execute("COMMIT")
-
-    @contextmanager
-    def _reading(self) -> Iterator[None]:
-        """Turn what a damaged file leads to into an error that names it."""
-        try:
-            yield
-        except (sqlite3.Error, ValueError, TypeError, OverflowError) as error:
-            cure = "Run build-cache again: it makes the index from the shards."
-            raise CacheError(f"{self.path} is damaged or not an index ({error}).", cure=cure) from None
+        self.drop_documents(paths)
+        return paths
 
 
 def _record(row: tuple[Any, ...]) -> ChunkRecord:
@@ -273,3 +272,8 @@ def _pack_ids(token_ids: Sequence[int]) -> bytes:
 
 def _unpack_ids(data: bytes) -> tuple[int, ...]:
     return tuple(np.frombuffer(data, dtype="<u4").tolist())
+
+
+def shard_number(name: str) -> int:
+    """The number of a shard, from its name: the later it was written, the higher."""
+    return int(name.partition("-")[0])

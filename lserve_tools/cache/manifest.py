@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
-from lserve_tools.cache.keys import RootIdentity
+from lserve_tools.cache.keys import RootIdentity, chain_keys
 from lserve_tools.cache.shard import TEMPORARY, sync_folder
 from lserve_tools.errors import CacheError, CacheMismatchError
-from lserve_tools.quant.kv import CODECS, get_codec
 from lserve_tools.schema import CACHE_FORMAT_VERSION, Manifest
 
 MANIFEST = "manifest.json"
 _SHOWN = 60
+_CHECKSUM = "checksum"  # of all other fields: not every one of them shapes a key that would tell
 _NAMES = {"prefix_ids": "prefix", "head_mask": "head profile"}
 
 
 def root_identity(manifest: Manifest) -> RootIdentity:
-    """What the root key of a cache is the digest of."""
+    """What the root key of a cache is the digest of.
+
+    Raises:
+        CacheMismatchError: if it has a codec that this version does not know.
+    """
+    from lserve_tools.quant.kv import CODECS, get_codec  # torch is slow to import, and listing a cache needs none
+
+    if manifest.codec not in CODECS:
+        again = "Build the cache again with --overwrite, or use a newer version of lserve-tools."
+        raise CacheMismatchError("codec", manifest.codec, f"one of {', '.join(CODECS)}", cure=again)
     return RootIdentity(
         model=manifest.model_fingerprint,
         tokenizer=manifest.tokenizer_fingerprint,
@@ -38,6 +49,12 @@ def root_identity(manifest: Manifest) -> RootIdentity:
     )
 
 
+def roots(manifest: Manifest) -> tuple[bytes, bytes]:
+    """The root key of a cache, and the key that documents follow: that of the prefix, if there is one."""
+    root_key, ids = root_identity(manifest).digest(), manifest.prefix_ids
+    return root_key, chain_keys(root_key, ids, (len(ids),))[-1] if ids else root_key
+
+
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a cache.
 
@@ -47,6 +64,9 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST
     again = f"Build it again: `lserve-tools build-cache DOCS -o {folder} --overwrite`."
+    anew = (
+        f"Delete it and run build-cache with the same options, which keeps the shards, or with -o {folder} --overwrite."
+    )
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -54,31 +74,38 @@ def read_manifest(folder: Path) -> Manifest:
         make = f"Make a cache with `lserve-tools build-cache DOCS -o {folder}`."
         raise CacheError(f"{folder} is not a cache: {missing}.", cure=make) from None
     except UnicodeDecodeError:
-        raise CacheError(f"{path} is damaged (not UTF-8).", cure=again) from None
+        raise CacheError(f"{path} is damaged (not UTF-8).", cure=anew) from None
     try:
-        version = json.loads(text)["format_version"]
-        if version != CACHE_FORMAT_VERSION:
-            raise CacheMismatchError("format version", str(version), str(CACHE_FORMAT_VERSION), cure=again)
-        manifest = Manifest.model_validate_json(text)
+        fields = json.loads(text)
+        if fields["format_version"] != CACHE_FORMAT_VERSION:
+            found = str(fields["format_version"])
+            raise CacheMismatchError("format version", found, str(CACHE_FORMAT_VERSION), cure=again)
+        checksum = fields.pop(_CHECKSUM, None)  # caches of early versions have none
+        if checksum not in (None, _checksum(fields)):
+            raise ValueError("its checksum is another")
+        return Manifest.model_validate_json(json.dumps(fields))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise CacheError(f"{path} is damaged ({f'{where}: ' if where else ''}{first['msg']}).", cure=again) from None
+        raise CacheError(f"{path} is damaged ({f'{where}: ' if where else ''}{first['msg']}).", cure=anew) from None
     except (ValueError, KeyError, TypeError) as error:
-        raise CacheError(f"{path} is damaged ({error}).", cure=again) from None
-    if manifest.codec not in CODECS:
-        raise CacheMismatchError("codec", manifest.codec, f"one of {', '.join(CODECS)}", cure=again)
-    return manifest
+        raise CacheError(f"{path} is damaged ({error}).", cure=anew) from None
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Put a manifest in its place, safe from power loss."""
     path = folder / MANIFEST
     temporary = path.with_suffix(TEMPORARY)
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(manifest.model_dump_json(indent=2) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    fields = manifest.model_dump(mode="json")
+    text = json.dumps({**fields, _CHECKSUM: _checksum(fields)}, indent=2, ensure_ascii=False)
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
     temporary.replace(path)
     sync_folder(folder)
 
@@ -97,6 +124,10 @@ def compare(cached: Manifest, wanted: Manifest, folder: Path) -> None:
             cure = f"Name another folder with -o, or replace the cache in {folder} with --overwrite."
             said = _NAMES.get(name, name.replace("_", " "))
             raise CacheMismatchError(said, _shown(cached, name), _shown(wanted, name), cure=cure)
+
+
+def _checksum(fields: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
 def _shown(manifest: Manifest, field: str) -> str:

@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
+from lserve_tools.cache.compact import compact
+from lserve_tools.cache.database import delete_database
 from lserve_tools.cache.geometry import CacheGeometry
-from lserve_tools.cache.index import PREFIX_PATH, Index
-from lserve_tools.cache.keys import content_key
-from lserve_tools.cache.records import ChunkRecord, StoredShard
-from lserve_tools.cache.shard import DAMAGED, SUFFIX, TEMPORARY, ShardReader, frame_name
-from lserve_tools.cache.store import INDEX, SHARDS, describes
-from lserve_tools.errors import CacheError, CorruptShardError
-from lserve_tools.schema import ShardChunk
+from lserve_tools.cache.index import INDEX, PREFIX_PATH, Index
+from lserve_tools.cache.records import StoredShard
+from lserve_tools.cache.shard import DAMAGED, SHARDS, SUFFIX, TEMPORARY, ShardReader
+from lserve_tools.cache.store import describes
+from lserve_tools.errors import CorruptIndexError, CorruptShardError
 
 logger = logging.getLogger(__name__)
-_ID_BYTES = 4
 
 
 def open_mended(folder: Path, geometry: CacheGeometry, root_key: bytes, document_root: bytes) -> Index:
-    """The index of a cache that nobody else writes to, made to agree with its shards.
+    """The index of a cache whose lock is held, made to agree with its shards.
 
     Args:
         root_key: of the cache; shards of another one are deleted.
         document_root: key that documents follow.
     """
     shards = folder / SHARDS
-    for stale in [*folder.glob(f"*{TEMPORARY}"), *shards.glob(f"*{TEMPORARY}")]:
+    for stale in leftovers(folder):
         stale.unlink()
     index = _open(folder / INDEX)
     if not _sound(index, shards, root_key, document_root):
@@ -38,37 +36,53 @@ def open_mended(folder: Path, geometry: CacheGeometry, root_key: bytes, document
     for path in sorted(shards.glob(f"[0-9]*-*{SUFFIX}")):
         if index.shard_sha256(path.name) is None:
             _adopt(index, path, root_key)
-    for marker in shards.glob(f"*{DAMAGED}"):
+    for marker in sorted(shards.glob(f"*{DAMAGED}")):
         _verify(index, marker.with_suffix(SUFFIX), geometry)
-        marker.unlink()
+        marker.unlink(missing_ok=True)
     index.drop_chunks([])
     return index
 
 
-def read_ids(shard: ShardReader, number: int, chunk: ShardChunk) -> tuple[int, ...]:
-    """Token ids of a chunk, from its own frame.
+def leftovers(folder: Path) -> list[Path]:
+    """Files that a killed build left half-written."""
+    return sorted([*folder.glob(f"*{TEMPORARY}"), *(folder / SHARDS).glob(f"*{TEMPORARY}")])
+
+
+def read_chunk(shard: ShardReader, number: int, geometry: CacheGeometry) -> tuple[int, ...]:
+    """Read every frame of a chunk; gives its token ids.
 
     Raises:
-        CorruptShardError: if they are not those of its key.
+        CorruptShardError: for the first frame that is damaged.
     """
-    name = frame_name(number, None)
-    ids = tuple(np.frombuffer(shard.read(name, _ID_BYTES * chunk.num_tokens), dtype="<u4").tolist())
-    if content_key(ids).hex() != chunk.content_key:
-        raise CorruptShardError(shard.path, f"frame {name}", "its tokens have another key")
+    chunk = shard.contents.chunks[number]
+    names = shard.chunk_frames(number)
+    ids = shard.read_ids(number)
+    for layer, name in enumerate(names[1:]):
+        shard.read(name, geometry.layout(layer, chunk.num_tokens, chunk.streaming_ranges).nbytes)
     return ids
+
+
+def stored_shard(shard: ShardReader, token_ids: Sequence[Sequence[int] | None]) -> StoredShard:
+    """A shard as it is entered again; chunks without token ids are left out.
+
+    Raises:
+        CorruptShardError: if its header lacks a frame.
+    """
+    frames = [shard.chunk_frames(number) for number in range(len(shard.contents.chunks))]
+    sizes = [sum(map(shard.size, names)) for names in frames]
+    return StoredShard(shard.path.name, shard.sha256, shard.contents, token_ids, sizes, shard.path.stat().st_size)
 
 
 def _open(path: Path) -> Index:
     try:
         return Index(path, writable=True)
-    except CacheError as error:
+    except CorruptIndexError as error:
         logger.warning("%s It is made again from the shards.", error.message)
         return _remake(path)
 
 
 def _remake(path: Path) -> Index:
-    for old in (path, path.with_name(path.name + "-journal")):
-        old.unlink(missing_ok=True)
+    delete_database(path)
     return Index(path, writable=True)
 
 
@@ -84,8 +98,8 @@ def _sound(index: Index, shards: Path, root_key: bytes, document_root: bytes) ->
                 shard = ShardReader(shards / Path(name).name, sha256)
             except CorruptShardError as error:
                 # Of a wrong digest the index may be the cause: then the name has the right one, and the shard stays.
-                index.drop_shard(name)
-                logger.warning("%s What it held is built again.", error.message)
+                if index.drop_shard(name):
+                    logger.warning("%s What it held must be built again.", error.message)
                 continue
             sound = all(describes(shard, record) for record in index.chunks_of(name))
             complete = shard.complete
@@ -94,30 +108,23 @@ def _sound(index: Index, shards: Path, root_key: bytes, document_root: bytes) ->
                 return False
             if not complete:
                 (shards / name).with_suffix(DAMAGED).touch()
-    except CacheError:
+    except CorruptIndexError:
         return False
     return True
 
 
 def _adopt(index: Index, path: Path, root_key: bytes) -> None:
-    """Enter a sealed shard that the index does not know; one that is damaged or of another cache is deleted."""
+    """Enter a sealed shard that the index does not know; one without a header of this cache is deleted."""
     try:
         shard = ShardReader(path)
     except CorruptShardError:
         path.unlink(missing_ok=True)
         return
     try:
-        contents = shard.contents
-        if contents.root_key != root_key.hex():
+        if shard.contents.root_key != root_key.hex():
             raise CorruptShardError(path, "its header", "it is of another cache")
-        ids = [read_ids(shard, number, chunk) for number, chunk in enumerate(contents.chunks)]
-        layers = range(len(contents.retrieval_heads))
-        sizes = [
-            shard.size(frame_name(number, None)) + sum(shard.size(frame_name(number, layer)) for layer in layers)
-            for number in range(len(contents.chunks))
-        ]
-        stored = StoredShard(path.name, shard.sha256, contents, ids, sizes, path.stat().st_size)
-        index.enter(stored, {})
+        ids = [_ids(shard, number) for number in range(len(shard.contents.chunks))]
+        index.enter(stored_shard(shard, ids), {})
         if not shard.complete:
             path.with_suffix(DAMAGED).touch()
     except CorruptShardError:
@@ -126,26 +133,31 @@ def _adopt(index: Index, path: Path, root_key: bytes) -> None:
         shard.close()
 
 
+def _ids(shard: ShardReader, number: int) -> tuple[int, ...] | None:
+    try:
+        return shard.read_ids(number)
+    except CorruptShardError as error:
+        logger.warning("%s Its document must be built again.", error.message)
+        return None
+
+
 def _verify(index: Index, path: Path, geometry: CacheGeometry) -> None:
-    """Read every frame of a shard in which a reader met damage, and forget the chunks whose frames are damaged."""
+    """Read every frame of a shard in which damage was met, and write it anew without what is damaged."""
     records = index.chunks_of(path.name)
     try:
         shard = ShardReader(path)
     except CorruptShardError:
         index.drop_chunks([record.prefix_key for record in records])
         return
-    damaged = [record.prefix_key for record in records if not _readable(shard, record, geometry)]
+    damaged, complete = set(), shard.complete
+    for record in records:
+        try:
+            read_chunk(shard, record.number, geometry)
+        except CorruptShardError:
+            damaged.add(record.prefix_key)
     shard.close()
-    for path_of_document in index.drop_chunks(damaged):
-        logger.warning("%s: its stored KV is damaged; it is built again.", path_of_document)
-
-
-def _readable(shard: ShardReader, record: ChunkRecord, geometry: CacheGeometry) -> bool:
-    try:
-        read_ids(shard, record.number, shard.contents.chunks[record.number])
-        for layer in range(geometry.num_layers):
-            layout = geometry.layout(layer, record.num_tokens, record.streaming_ranges)
-            shard.read(frame_name(record.number, layer), layout.nbytes)
-    except CorruptShardError:
-        return False
-    return True
+    for document in index.drop_chunks(damaged):
+        logger.warning("%s: its stored KV is damaged; it must be built again.", document or "the prefix")
+    if damaged or not complete:
+        kept = [record for record in records if record.prefix_key not in damaged]
+        compact(path.parent.parent, index, path.name, kept, anyway=True)

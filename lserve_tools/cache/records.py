@@ -54,11 +54,30 @@ class DocumentEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class DocumentSize:
+    """How large a document is.
+
+    Args:
+        shard: that it was completed in.
+        size: of its text, in bytes.
+        chunks, tokens: numbers of them.
+        num_bytes: of its chunks on disk; those that documents share count for each.
+    """
+
+    path: str
+    shard: str
+    size: int
+    chunks: int
+    tokens: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class StoredShard:
     """A sealed shard as it is entered.
 
     Args:
-        token_ids: of each of its chunks.
+        token_ids: of each of its chunks; None for a damaged one, which is left out.
         chunk_bytes: on disk, of each of its chunks.
         num_bytes: of the file.
     """
@@ -66,22 +85,20 @@ class StoredShard:
     name: str
     sha256: str
     contents: ShardContents
-    token_ids: Sequence[Sequence[int]]
+    token_ids: Sequence[Sequence[int] | None]
     chunk_bytes: Sequence[int]
     num_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class PruneReport:
-    """What `prune` did.
+    """What `prune` did, or would do.
 
     Args:
         documents: paths that were dropped.
-        shards: files that were deleted, and `freed_bytes` of them.
-        dead_bytes: of chunks that no document needs, in shards that hold living ones too.
+        before, after: bytes of the cache on disk; what would be left is told from above.
     """
 
     documents: tuple[str, ...]
-    shards: int
-    freed_bytes: int
-    dead_bytes: int
+    before: int
+    after: int

@@ -11,7 +11,8 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +21,18 @@ import zstandard
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from lserve_tools.errors import CorruptShardError
+from lserve_tools.cache.keys import content_key
+from lserve_tools.errors import CacheError, CorruptShardError
 from lserve_tools.schema import ShardContents
 
+SHARDS = "shards"
 SUFFIX, TEMPORARY, DAMAGED = ".safetensors", ".tmp", ".damaged"
 _CONTENTS = "lserve"
 _LEVEL = 1
 _MAX_HEADER = 100_000_000  # what the safetensors library takes
 _DIGEST_IN_NAME = 32
 _UNUSED = 0x18
+_ID_BYTES = 4
 
 _local = threading.local()
 
@@ -56,7 +60,10 @@ class ShardWriter:
 
     def add(self, name: str, data: bytes) -> None:
         """Compress and write a frame."""
-        frame = self._compressor.compress(data)
+        self.add_frame(name, self._compressor.compress(data))
+
+    def add_frame(self, name: str, frame: bytes) -> None:
+        """Write a frame that is compressed already."""
         self._data.write(frame)
         self._frames[name] = (self.num_bytes, self.num_bytes + len(frame))
         self.num_bytes += len(frame)
@@ -74,12 +81,16 @@ class ShardWriter:
         digest = hashlib.sha256(header).hexdigest()
         path = self._folder / f"{self._number:06d}-{digest[:_DIGEST_IN_NAME]}{SUFFIX}"
         whole = path.with_suffix(TEMPORARY)
-        self._data.seek(0)
-        with whole.open("wb") as file:
-            file.write(header)
-            shutil.copyfileobj(self._data, file, 1 << 20)
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            self._data.seek(0)
+            with whole.open("wb") as file:
+                file.write(header)
+                shutil.copyfileobj(self._data, file, 1 << 20)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError:
+            whole.unlink(missing_ok=True)
+            raise
         self.discard()
         whole.replace(path)
         sync_folder(self._folder)
@@ -87,7 +98,8 @@ class ShardWriter:
 
     def discard(self) -> None:
         """Drop what was written for the shard so far."""
-        self._data.close()
+        with suppress(OSError):  # a full disk does not take what is still to be written
+            self._data.close()
         self._data_path.unlink(missing_ok=True)
 
 
@@ -136,6 +148,46 @@ class ShardReader:
         start, stop = self._frames[name]
         return stop - start
 
+    def chunk_frames(self, number: int) -> list[str]:
+        """Names of the frames of a chunk.
+
+        Raises:
+            CorruptShardError: if the header lacks one of them.
+        """
+        names = [frame_name(number, layer) for layer in (None, *range(len(self.contents.retrieval_heads)))]
+        for name in names:
+            if name not in self._frames:
+                raise CorruptShardError(self.path, f"frame {name}", "the header has none")
+        return names
+
+    def frame(self, name: str) -> bytes:
+        """A frame as it lies on disk, unchecked.
+
+        Raises:
+            CorruptShardError: if it cannot be read.
+        """
+        if name not in self._frames:
+            raise CorruptShardError(self.path, f"frame {name}", "the header has none")
+        start, stop = self._frames[name]
+        try:
+            with self._lock:
+                self._file.seek(self._first + start)
+                return self._file.read(stop - start) or b""
+        except (OSError, ValueError, MemoryError) as error:
+            raise CorruptShardError(self.path, f"frame {name}", str(error)) from None
+
+    def read_ids(self, number: int) -> tuple[int, ...]:
+        """Token ids of a chunk, from its own frame.
+
+        Raises:
+            CorruptShardError: if they are not those of its key.
+        """
+        chunk, name = self.contents.chunks[number], frame_name(number, None)
+        ids = tuple(np.frombuffer(self.read(name, _ID_BYTES * chunk.num_tokens), dtype="<u4").tolist())
+        if content_key(ids).hex() != chunk.content_key:
+            raise CorruptShardError(self.path, f"frame {name}", "its tokens have another key")
+        return ids
+
     def read(self, name: str, num_bytes: int) -> bytes:
         """The contents of a frame.
 
@@ -145,19 +197,14 @@ class ShardReader:
         Raises:
             CorruptShardError: if they are not those that were written.
         """
-        if name not in self._frames:
-            raise CorruptShardError(self.path, f"frame {name}", "the header has none")
-        start, stop = self._frames[name]
+        frame = self.frame(name)
         try:
-            with self._lock:
-                self._file.seek(self._first + start)
-                frame = self._file.read(stop - start) or b""
             parameters = zstandard.get_frame_parameters(frame)
             # zstd itself overlooks the unused bits of a frame's descriptor.
             if parameters.content_size != num_bytes or not parameters.has_checksum or frame[4] & _UNUSED:
                 raise CorruptShardError(self.path, f"frame {name}", f"it does not hold {num_bytes:,} bytes")
             return _decompressor().decompress(frame, allow_extra_data=False)
-        except (OSError, ValueError, MemoryError, zstandard.ZstdError) as error:
+        except (ValueError, MemoryError, zstandard.ZstdError) as error:
             raise CorruptShardError(self.path, f"frame {name}", str(error)) from None
 
     def read_into(self, name: str, out: NDArray[np.uint8]) -> None:
@@ -179,6 +226,16 @@ class ShardReader:
             return {name: (f["data_offsets"][0], f["data_offsets"][1]) for name, f in fields.items()}, contents
         except (ValueError, KeyError, TypeError, AttributeError, ValidationError):
             raise CorruptShardError(self.path, "its header", "it is not one of this format") from None
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Turn what a full or read-only disk leads to into an error that names the place."""
+    try:
+        yield
+    except OSError as error:
+        cure = "Free some space there or name another folder with -o; the build goes on where it was."
+        raise CacheError(f"{folder} cannot be written ({error.strerror or error}).", cure=cure) from None
 
 
 def sync_folder(folder: Path) -> None:

@@ -7,6 +7,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,15 +15,14 @@ import torch
 
 from lserve_tools.cache.frames import ChunkLayer, Room
 from lserve_tools.cache.geometry import CacheGeometry
-from lserve_tools.cache.index import PREFIX_PATH, Index
-from lserve_tools.cache.keys import chain_keys
-from lserve_tools.cache.manifest import read_manifest, root_identity
+from lserve_tools.cache.index import INDEX, PREFIX_PATH, Index
+from lserve_tools.cache.inventory import measure
+from lserve_tools.cache.manifest import read_manifest, roots
 from lserve_tools.cache.records import ChunkRecord, DocumentEntry
-from lserve_tools.cache.shard import DAMAGED, ShardReader, frame_name
+from lserve_tools.cache.shard import DAMAGED, SHARDS, ShardReader, frame_name
 from lserve_tools.errors import CacheMismatchError, CorruptShardError
 from lserve_tools.schema import CacheStats, Manifest
 
-INDEX, SHARDS = "index.sqlite", "shards"
 _AHEAD = 4  # layers that are read and decoded while one is used
 _MAX_OPEN = 64  # shards
 _SHOWN = 12  # characters of a fingerprint
@@ -43,7 +43,7 @@ class CacheStore:
         self._index = index
         self._geometry = CacheGeometry(manifest)
         self._dtype = dtype or (self._geometry.dtype if self._geometry.codec.lossless else torch.float32)
-        self.root_key = root_identity(manifest).digest()
+        self.root_key, self.document_root = roots(manifest)  # the latter is what documents follow that stand first
         self._shards: OrderedDict[str, ShardReader] = OrderedDict()
         self._pool = ThreadPoolExecutor(min(_AHEAD, os.cpu_count() or 1), thread_name_prefix="shards")
 
@@ -68,12 +68,6 @@ class CacheStore:
         self._index.close()
         while self._shards:
             self._shards.popitem()[1].close()
-
-    @property
-    def document_root(self) -> bytes:
-        """The key that the first chunk of a document follows when it stands first."""
-        prefix = self.manifest.prefix_ids
-        return chain_keys(self.root_key, prefix, (len(prefix),))[-1] if prefix else self.root_key
 
     def documents(self) -> list[DocumentEntry]:
         """All documents by path.
@@ -103,7 +97,7 @@ class CacheStore:
             CorruptShardError: if bytes are not those that were written; the next build mends the shard.
         """
         try:
-            yield from self._layers(record)
+            yield from self._layers(self._current(record))
         except CorruptShardError:
             with suppress(OSError):  # a folder that cannot be written to
                 (self.folder / SHARDS / record.shard).with_suffix(DAMAGED).touch()
@@ -134,15 +128,14 @@ class CacheStore:
 
     def stats(self) -> CacheStats:
         """Numbers and sizes."""
-        totals = self._index.totals()
-        living, written = totals.pop("chunk_bytes"), totals.pop("written_bytes")
-        stored = totals["stored_tokens"]
-        return CacheStats(
-            **totals,
-            dead_bytes=written - living,
-            bytes_per_token=living / max(stored, 1),
-            raw_bytes=stored * self._geometry.raw_bytes_per_token,
-        )
+        return measure(self._index, self.manifest)
+
+    def _current(self, record: ChunkRecord) -> ChunkRecord:
+        """The same chunk where it lies now: a prune may have written its shard anew."""
+        if record.shard in self._shards:
+            return record
+        now = self._index.find(record.prefix_key)
+        return now if now and replace(record, shard=now.shard, number=now.number) == now else record
 
     def _layers(self, record: ChunkRecord) -> Iterator[ChunkLayer]:
         shard = self._shard(record)

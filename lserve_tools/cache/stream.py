@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +11,8 @@ from lserve_tools.cache.frames import LAYOUT
 from lserve_tools.cache.geometry import CacheGeometry
 from lserve_tools.cache.index import Index
 from lserve_tools.cache.records import StoredShard
-from lserve_tools.cache.shard import SUFFIX, ShardWriter, frame_name
+from lserve_tools.cache.shard import SUFFIX, ShardWriter, frame_name, writing
 from lserve_tools.cache.windows import ChunkWindow
-from lserve_tools.errors import CacheError
 from lserve_tools.schema import ShardChunk, ShardContents, ShardDocument
 
 
@@ -71,7 +69,7 @@ class ShardStream:
     def drop_chunk(self) -> None:
         """Forget the chunk in hand."""
         if self._open_chunk is not None and self._shard is not None:
-            with self._writing():
+            with writing(self._folder):
                 self._shard.cut(self._first)
             self._ids.pop()
             self._open_chunk = None
@@ -87,7 +85,7 @@ class ShardStream:
         """Put the shard in hand in its place, and enter it in the index."""
         if not self._chunks and not self._documents:
             return
-        with self._writing():
+        with writing(self._folder):
             if self._shard is None:  # documents all of whose chunks were there
                 self._shard = ShardWriter(self._folder, self._next)
             contents = self._contents()
@@ -108,7 +106,7 @@ class ShardStream:
         return self._shard.num_bytes if self._shard else 0
 
     def _add(self, name: str, data: bytes) -> None:
-        with self._writing():
+        with writing(self._folder):
             if self._shard is None:
                 self._shard = ShardWriter(self._folder, self._next)
             self._shard.add(name, data)
@@ -134,12 +132,3 @@ class ShardStream:
             chunks=tuple(self._chunks),
             documents=tuple(self._documents),
         )
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        """Turn what a full or read-only disk leads to into an error that names the place."""
-        try:
-            yield
-        except OSError as error:
-            cure = "Free some space there or name another folder with -o; the build goes on where it was."
-            raise CacheError(f"{self._folder} cannot be written ({error.strerror or error}).", cure=cure) from None

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from filelock import FileLock, Timeout
 from torch import Tensor
 
 from lserve_tools.cache.geometry import CacheGeometry
-from lserve_tools.cache.index import PREFIX_PATH, Index
+from lserve_tools.cache.index import INDEX, PREFIX_PATH, Index
 from lserve_tools.cache.keys import chain_keys, content_key
-from lserve_tools.cache.manifest import MANIFEST, compare, read_manifest, root_identity, write_manifest
+from lserve_tools.cache.lock import BuildLock
+from lserve_tools.cache.manifest import MANIFEST, compare, read_manifest, roots, write_manifest
 from lserve_tools.cache.mend import open_mended
+from lserve_tools.cache.prune import plan_prune, prune
 from lserve_tools.cache.records import PruneReport
-from lserve_tools.cache.shard import DAMAGED, SUFFIX
-from lserve_tools.cache.store import INDEX, SHARDS
+from lserve_tools.cache.shard import DAMAGED, SHARDS, SUFFIX, ShardReader, writing
 from lserve_tools.cache.stream import ShardStream
 from lserve_tools.cache.windows import ChunkWindow, covers, document_windows, merge
-from lserve_tools.errors import CacheError
+from lserve_tools.errors import CacheError, CorruptShardError
 from lserve_tools.schema import Manifest, ShardChunk, ShardDocument
 
-LOCK = "build.lock"
 _MAX_BYTES = 512_000_000
 _SEAL_BYTES = 64_000_000  # a killed build loses about as much
 
@@ -75,32 +75,19 @@ class CacheWriter:
         self.folder, self.manifest = Path(folder), manifest
         self._overwrite, self._limits = overwrite, (max_bytes, seal_bytes)
         self._geometry = CacheGeometry(manifest)
-        self.root_key = root_identity(manifest).digest()
-        prefix = manifest.prefix_ids
-        self.document_root = chain_keys(self.root_key, prefix, (len(prefix),))[-1] if prefix else self.root_key
-        self._lock = FileLock(self.folder / LOCK, timeout=0)
+        self.root_key, self.document_root = roots(manifest)
+        self._lock = BuildLock(self.folder)
         self._document: _Document | None = None
         self._storing: ShardChunk | None = None
         self._layer: int | None = None
 
     def __enter__(self) -> CacheWriter:
-        try:
-            (self.folder / SHARDS).mkdir(parents=True, exist_ok=True)
-            self._lock.acquire()
-        except Timeout:
-            cure = "Wait until it is done, or name another folder with -o."
-            raise CacheError(f"another build is writing to {self.folder}.", cure=cure) from None
-        except OSError as error:
-            raise self._unwritable(error) from None
-        try:
+        with ExitStack() as undo, writing(self.folder):
+            undo.enter_context(self._lock)
             self._index = self._open()
+            undo.callback(self._index.close)
             self._stream = ShardStream(self.folder / SHARDS, self._index, self._geometry, self.root_key, *self._limits)
-        except OSError as error:
-            self._lock.release()
-            raise self._unwritable(error) from None
-        except BaseException:
-            self._lock.release()
-            raise
+            undo.pop_all()
         return self
 
     def __exit__(
@@ -115,7 +102,7 @@ class CacheWriter:
         finally:
             self._stream.close()
             self._index.close()
-            self._lock.release()
+            self._lock.__exit__(kind, error, traceback)
 
     def documents(self) -> dict[str, str]:
         """Digests of the texts of all documents by path: what is left after damage was found, so what may be kept."""
@@ -212,20 +199,18 @@ class CacheWriter:
         self._document = None
         self._stream.end_document(document.entry.model_copy(update={"chunks": keys}), document.mtime_ns)
 
-    def prune(self, keep: Collection[str]) -> PruneReport:
-        """Drop documents whose path is not in `keep`, and shards that nothing needs any more."""
+    def prune(self, keep: Collection[str], max_bytes: int | None = None) -> PruneReport:
+        """Drop documents whose path is not in `keep`, and everything that no document needs.
+
+        Args:
+            max_bytes: of the cache; see `plan_prune`.
+        """
         self._document = None
         self._stream.drop_chunk()
         self._stream.seal()
         gone = sorted(set(self._index.paths()) - set(keep))
-        self._index.drop_documents(gone)
-        before = self._index.totals()["bytes"]
-        names = self._index.drop_dead()
-        for name in names:
-            (self.folder / SHARDS / name).unlink(missing_ok=True)
-        totals = self._index.totals()
-        dead = totals["written_bytes"] - totals["chunk_bytes"]
-        return PruneReport(tuple(gone), len(names), before - totals["bytes"], dead)
+        plan = plan_prune(self.folder, self._index, gone, max_bytes)
+        return prune(self.folder, self._index, plan.documents)
 
     def _open(self) -> Index:
         """The index, with a manifest beside it; called under the lock."""
@@ -237,11 +222,18 @@ class CacheWriter:
                     path.unlink()
         if (self.folder / MANIFEST).exists():
             compare(read_manifest(self.folder), self.manifest, self.folder)
-        elif any(shards.glob(f"*{SUFFIX}")):
-            raise CacheError(f"{self.folder} has shards, but {MANIFEST} is missing.", cure="Build with --overwrite.")
         else:
+            for path in shards.glob(f"[0-9]*-*{SUFFIX}"):
+                self._refuse_foreign(path)
             write_manifest(self.folder, self.manifest)
         return open_mended(self.folder, self._geometry, self.root_key, self.document_root)
+
+    def _refuse_foreign(self, path: Path) -> None:
+        """Make sure that a shard without a manifest beside it is of this very cache."""
+        with suppress(CorruptShardError), closing(ShardReader(path)) as shard:
+            if shard.contents.root_key != self.root_key.hex():
+                cure = "Build with the options that it was built with, or with --overwrite."
+                raise CacheError(f"{self.folder} has other shards, but {MANIFEST} is missing.", cure=cure)
 
     def _begin(
         self,
@@ -279,7 +271,3 @@ class CacheWriter:
         if self._document is None:
             raise ValueError("no document was begun")
         return self._document
-
-    def _unwritable(self, error: OSError) -> CacheError:
-        why = error.strerror or str(error)
-        return CacheError(f"{self.folder} cannot be written ({why}).", cure="Name another folder with -o.")

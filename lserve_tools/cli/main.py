@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from lserve_tools import __version__, env
-from lserve_tools.cli import bench, build_cache, profile_heads, run
+from lserve_tools.cli import bench, build_cache, cache, profile_heads, run
+from lserve_tools.cli import env as env_command
 from lserve_tools.cli.errors import explain
 from lserve_tools.cli.output import print_data, print_error
 
@@ -44,7 +45,9 @@ def lserve_tools(
 app.command("profile-heads")(profile_heads.command)
 app.command("build-cache")(build_cache.command)
 app.command("run")(run.command)
+app.add_typer(cache.app, name="cache")
 app.add_typer(bench.app, name="bench")
+app.command("env")(env_command.command)
 
 
 def main(arguments: list[str] | None = None) -> None:

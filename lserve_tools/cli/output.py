@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
@@ -68,6 +68,17 @@ class Output:
         width = max((len(name) for name, _ in shown), default=0)
         for name, value in shown:
             _write(sys.stdout, f"{name:<{width}}  {value}")
+
+    def table(self, result: BaseModel, titles: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+        """Print many things of one kind: all as one JSON object, or a line each under `titles`; numbers go right."""
+        if self.as_json:
+            _write(sys.stdout, result.model_dump_json())
+            return
+        lines = [] if self.quiet else [tuple(titles), *map(tuple, rows)]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        for line in lines:
+            cells = [cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)]
+            _write(sys.stdout, "  ".join([line[0].ljust(widths[0]), *cells]))
 
 
 def print_data(text: str) -> None:

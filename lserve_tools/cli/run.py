@@ -179,7 +179,7 @@ def _what(
 
 def _rows(summary: RunSummary, *, alone: bool) -> Iterable[tuple[str, str]]:
     """The summary for people; short if one question was asked `alone`."""
-    from lserve_tools.batch.estimate import show_bytes
+    from lserve_tools.text.numbers import show_bytes
 
     if alone and summary.failed:
         return

@@ -50,6 +50,12 @@ class Manifest(BaseModel):
     recent: int = Field(default=0, ge=0)
     streaming: Literal["window", "full"] = "window"
 
+    @property
+    def raw_bytes_per_token(self) -> int:
+        """Bytes of a token's KV in the model's dtype with all heads."""
+        bits = int("".join(c for c in self.dtype if c.isdigit()) or 0)
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * bits // 8
+
     @model_validator(mode="after")
     def _mask_fits(self) -> Manifest:
         if self.head_mask is not None and [len(row) for row in self.head_mask] != [self.num_kv_heads] * self.num_layers:
@@ -139,3 +145,111 @@ class CacheStats(BaseModel):
     dead_bytes: int
     bytes_per_token: float
     raw_bytes: int
+
+
+class CachedDocument(BaseModel):
+    """A document of a cache.
+
+    Args:
+        path: relative to the folder that was built.
+        size: of its text, in bytes.
+        bytes: of its chunks on disk; those that documents share count for each.
+    """
+
+    path: str
+    size: int
+    tokens: int
+    chunks: int
+    bytes: int
+
+
+class CacheListing(BaseModel):
+    """What `cache ls` prints."""
+
+    cache: str
+    documents: tuple[CachedDocument, ...]
+
+
+class CacheReport(CacheStats):
+    """What `cache stats` prints: sizes, and what the cache was built with; see `CacheStats` and `Manifest`.
+
+    Args:
+        kv_heads: of all layers; `streaming_heads` of them stream.
+        index_bytes: of the index on disk.
+        ratio: bytes that the stored tokens take in the model's dtype with all heads, to those on disk.
+    """
+
+    cache: str
+    model: str
+    revision: str | None
+    dtype: str
+    codec: str
+    system: str | None
+    prefix_tokens: int
+    head_profile: str | None
+    kv_heads: int
+    streaming_heads: int
+    sink: int
+    recent: int
+    streaming: Literal["window", "full"]
+    shards: int
+    index_bytes: int
+    ratio: float
+
+
+class CacheFinding(BaseModel):
+    """One thing that is not as it should be.
+
+    Args:
+        file: of the cache; `place` in it, such as a frame.
+        problem: what is wrong.
+        documents: that cannot be read from the cache because of it.
+        cure: what to do about it.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    file: str
+    place: str | None = None
+    problem: str
+    documents: tuple[str, ...] = ()
+    cure: str
+
+
+class CacheVerification(BaseModel):
+    """What `cache verify` found.
+
+    Args:
+        documents, chunks, shards: numbers of those that were checked; `bytes` that were read.
+        damaged: what is damaged.
+        notes: what is of no harm: left by a killed build, or needed by no document.
+        rebuilt: the index was made again from the shards, and what was damaged is dropped.
+        build_again: documents that were dropped with it.
+    """
+
+    cache: str
+    documents: int = 0
+    chunks: int = 0
+    shards: int = 0
+    bytes: int = 0
+    damaged: list[CacheFinding] = []
+    notes: list[CacheFinding] = []
+    rebuilt: bool = False
+    build_again: list[str] = []
+
+
+class CachePruning(BaseModel):
+    """What `cache prune` did, or would do.
+
+    Args:
+        dropped: paths of the documents.
+        bytes_before, bytes_after: of the cache on disk; after a dry run it is at most that.
+        documents: that are left.
+    """
+
+    cache: str
+    dry_run: bool
+    dropped: tuple[str, ...]
+    documents: int
+    bytes_before: int
+    bytes_after: int

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from lserve_tools.cache.store import CacheStore
+from lserve_tools.cache.writer import CacheWriter
 from lserve_tools.errors import CacheError, CacheMismatchError
 from lserve_tools.schema import Manifest
 from tests.helpers.stored import MIXED, TinyDocument, build, expected, load_all, records_of, tiny_manifest
@@ -212,3 +213,15 @@ def test_a_lossy_cache_fits_any_dtype(tmp_path: Path) -> None:
     assert lossy[0].root_key == lossy[1].root_key
     exact = [CacheStore.open(build(tmp_path / f"e{d}", tiny_manifest(dtype=d), SHORT)) for d in ("float32", "bfloat16")]
     assert exact[0].root_key != exact[1].root_key
+
+
+def test_a_reader_follows_chunks_into_a_shard_that_was_written_anew(tmp_path: Path) -> None:
+    manifest = tiny_manifest()
+    store = CacheStore.open(build(tmp_path, manifest, SHORT, LONG))
+    records = records_of(store, LONG)
+    with CacheWriter(tmp_path, manifest) as writer:
+        writer.prune(["a.md"])
+    for record in records:
+        assert record is not None
+        for layer, kv in enumerate(store.load(record)):
+            assert torch.equal(kv.keys, expected(manifest, record, layer)[0])

@@ -17,7 +17,7 @@ from tests.helpers.stored import (
     MIXED,
     TinyDocument,
     build,
-    expected,
+    check_whole,
     kv_of,
     load_all,
     records_of,
@@ -31,19 +31,6 @@ A, B, C = (TinyDocument(f"{name}.md", (70, 65, 20), seed=i) for i, name in enume
 def shards(folder: Path) -> dict[str, str]:
     """Digest of every file beside the index and the manifest."""
     return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted((folder / "shards").iterdir())}
-
-
-def check_whole(folder: Path, *documents: TinyDocument) -> None:
-    """The cache holds these documents and no others, and gives back their KV."""
-    store = CacheStore.open(folder)
-    assert [d.path for d in store.documents()] == sorted(d.path for d in documents)
-    for document in documents:
-        for record, layers in zip(records_of(store, document), load_all(store, document), strict=True):
-            assert record is not None
-            for layer, got in enumerate(layers):
-                for tensor, wanted in zip(got, expected(store.manifest, record, layer), strict=True):
-                    assert torch.equal(tensor, wanted)
-    store.close()
 
 
 @pytest.mark.parametrize("codec", ["exact", "int8"])
@@ -130,22 +117,30 @@ def test_pruning_drops_documents_and_shards_that_nobody_needs(tmp_path: Path) ->
     with CacheWriter(tmp_path, manifest) as writer:
         report = writer.prune(["a.md", "c.md"])
     assert report.documents == ("b.md",)
-    assert (report.shards, report.dead_bytes) == (1, 0)
-    assert report.freed_bytes > 0
+    assert report.after < report.before
     assert len(shards(tmp_path)) == 2
     check_whole(tmp_path, A, C)
 
 
-def test_dead_bytes_in_a_shard_that_lives_are_reported(tmp_path: Path) -> None:
+def test_what_is_pruned_is_gone_from_shards_that_live(tmp_path: Path) -> None:
     manifest = tiny_manifest()
     build(tmp_path, manifest, A, B)
+    (old,) = shards(tmp_path)
     with CacheWriter(tmp_path, manifest) as writer:
         report = writer.prune(["b.md"])
-        assert (report.documents, report.shards, report.freed_bytes) == (("a.md",), 0, 0)
+    (new,) = shards(tmp_path)
+    assert (new != old, new[:7], report.documents) == (True, "000001-", ("a.md",))
+    (tmp_path / "index.sqlite").unlink()
+    with CacheWriter(tmp_path, manifest):
+        pass
     store = CacheStore.open(tmp_path)
-    assert report.dead_bytes == store.stats().dead_bytes > 0
+    assert store.stats().dead_bytes == 0
     assert records_of(store, A) == [None] * 3
     check_whole(tmp_path, B)
+    before = shards(tmp_path)
+    with CacheWriter(tmp_path, manifest) as writer:
+        writer.prune(["b.md"])
+    assert shards(tmp_path) == before, "nothing was dead"
 
 
 def test_the_prefix_is_stored_and_never_listed_or_pruned(tmp_path: Path) -> None:

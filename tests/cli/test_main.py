@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -58,8 +60,8 @@ def test_unknown_option_is_a_usage_error() -> None:
     assert done.stdout == ""
 
 
-@pytest.mark.parametrize("command", [(), ("profile-heads",), ("build-cache",), ("run",)])
-def test_help_imports_neither_torch_nor_transformers(command: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("command", ["", "profile-heads", "build-cache", "run", "env", "cache", "cache verify"])
+def test_help_imports_neither_torch_nor_transformers(command: str) -> None:
     code = (
         "import sys\n"
         "from lserve_tools.cli.main import main\n"
@@ -68,7 +70,8 @@ def test_help_imports_neither_torch_nor_transformers(command: tuple[str, ...]) -
         "    heavy = {'torch', 'transformers', 'triton', 'numpy', 'rich'} & set(sys.modules)\n"
         "    sys.exit(left.code or (f'imported {heavy}' if heavy else 0))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code, *command, "--help"], capture_output=True, text=True, check=False)
+    arguments = [sys.executable, "-c", code, *command.split(), "--help"]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "Usage: lserve-tools" in done.stdout
 
@@ -164,3 +167,25 @@ def test_devices_and_sparsities() -> None:
     for sparsity in ("", "half", "1.1", "-0.1", "nan"):
         with pytest.raises(typer.BadParameter, match="is no sparsity"):
             parse_sparsity(sparsity)
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("lserve-tools ", {"profile-heads", "build-cache", "run", "cache", "bench", "env"}),
+        ("lserve-tools cache ", {"ls", "stats", "verify", "prune"}),
+        ("lserve-tools cache verify --re", {"--rebuild"}),
+    ],
+)
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_shells_complete_commands_and_options(shell: str, words: str, offered: set[str]) -> None:
+    def complete(what: str) -> str:
+        typed = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" ")), "_TYPER_COMPLETE_ARGS": words}
+        env = {**os.environ, **typed, "_LSERVE_TOOLS_COMPLETE": f"{what}_{shell}"}
+        command = [sys.executable, "-m", "lserve_tools"]
+        return subprocess.run(command, capture_output=True, text=True, env=env, timeout=60, check=True).stdout
+
+    said = complete("complete")
+    found = set(re.findall(r'"([^"]+)":', said)) if shell == "zsh" else set(said.split())
+    assert found >= offered
+    assert "lserve-tools" in complete("source")

@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lserve_tools.cache.index import INDEX, Index
 from lserve_tools.cache.keys import chain_keys
 from lserve_tools.cache.records import ChunkRecord
+from lserve_tools.cache.shard import SHARDS
 from lserve_tools.cache.store import CacheStore
 from lserve_tools.cache.writer import CacheWriter
 from lserve_tools.schema import Manifest
@@ -120,3 +122,39 @@ def expected(manifest: Manifest, record: ChunkRecord, layer: int) -> tuple[Tenso
     mask = torch.tensor(manifest.head_mask[layer] if manifest.head_mask else [True] * manifest.num_kv_heads)
     kept = [t for a, b in record.streaming_ranges for t in range(a, b)]
     return keys[mask], values[mask], keys[~mask][:, kept], values[~mask][:, kept]
+
+
+def write_prefix(writer: CacheWriter) -> None:
+    """Write the prefix of a cache, if it is not there."""
+    if writer.has_prefix:
+        return
+    ids = writer.manifest.prefix_ids
+    (key,) = chain_keys(writer.root_key, ids, (len(ids),))
+    writer.begin_prefix()
+    writer.begin_chunk(key, ids, 0)
+    for layer in range(writer.manifest.num_layers):
+        writer.add_layer(layer, *kv_of(writer.manifest, key, layer, len(ids)))
+    writer.end_document()
+
+
+def shard_path(folder: Path, document: str) -> Path:
+    """The shard in which a document was completed."""
+    index = Index(folder / INDEX)
+    try:
+        (size,) = [size for size in index.sizes() if size.path == document]
+    finally:
+        index.close()
+    return folder / SHARDS / size.shard
+
+
+def check_whole(folder: Path, *documents: TinyDocument) -> None:
+    """The cache holds these documents and no others, and gives back their KV."""
+    store = CacheStore.open(folder)
+    assert [d.path for d in store.documents()] == sorted(d.path for d in documents)
+    for document in documents:
+        for record, layers in zip(records_of(store, document), load_all(store, document), strict=True):
+            assert record is not None
+            for layer, got in enumerate(layers):
+                for tensor, wanted in zip(got, expected(store.manifest, record, layer), strict=True):
+                    assert torch.equal(tensor, wanted)
+    store.close()
