@@ -63,7 +63,7 @@ def test_all_commands_are_shown_somewhere() -> None:
     assert [name for name in cache if f"cache {name}" not in shown] == []
 
 
-@pytest.mark.parametrize("line", ["build-cache docs --cdec int8", "cache lst", "run", "--instal-completion"])
+@pytest.mark.parametrize("line", ["build-cache docs --cdec int8", "cache lst", "build-cache", "--instal-completion"])
 def test_what_does_not_exist_is_found(line: str) -> None:
     with pytest.raises(Exception, match=r"no command|No such option|Missing parameter|--instal"):
         parse(line)

@@ -106,8 +106,7 @@ def command(
     """
     out = Output.start(as_json=as_json, quiet=quiet, verbose=verbose)
     lines, destination, form = _what(batch, question, documents, output, result_format, as_json)
-    if not dry_run:
-        check_output(destination)
+    check_output(destination)
     from lserve_tools.batch.run import RunOptions, run_batch
     from lserve_tools.batch.setup import ModelChoice
     from lserve_tools.engine.llm import EngineOptions
@@ -139,10 +138,15 @@ def command(
         ),
     )
     summary = run_batch(lines, options, out.talk, out.detail)
-    if as_json and (question is None or dry_run):
+    _tell(summary, out, alone=question is not None)
+
+
+def _tell(summary: RunSummary, out: Output, *, alone: bool) -> None:
+    """Say what was done, and leave with the code that stands for it."""
+    if out.as_json and (summary.dry_run or not alone):
         out.result(summary, [])
     else:
-        for name, value in _rows(summary, alone=question is not None):
+        for name, value in _rows(summary, alone=alone):
             out.talk(f"{name:<14}{value}")
     if summary.interrupted:
         out.talk("Interrupted. The same command goes on where this one stopped.")
